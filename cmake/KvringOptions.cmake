@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compile flags that every target of ours shares, carried by one interface target.
+add_library(kvring_options INTERFACE)
+target_compile_features(kvring_options INTERFACE cxx_std_20)
+target_compile_options(kvring_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -Wno-sign-compare>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${KVRING_WERROR}>>:-Werror>
+  # Contraction of a*b+c would let two compilers give two answers: fused operations are written out.
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  # Highway's dynamic dispatch needs a baseline with SSE4; better instruction sets are chosen at run time.
+  target_compile_options(kvring_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=x86-64-v2>)
+endif()
+if(KVRING_SANITIZE)
+  target_compile_options(kvring_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${KVRING_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+  target_link_options(kvring_options INTERFACE -fsanitize=${KVRING_SANITIZE})
+endif()
+find_program(KVRING_CCACHE ccache)
+if(KVRING_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${KVRING_CCACHE})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${KVRING_CCACHE})
+endif()

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of many query rows over the pages of one (layer, KV head), into a SoftmaxPartial. One code path for decode and
+// prefill: a page is decoded once into a tile and used by every row that sees it, and row r's result depends on row r,
+// the pages and the rule alone (distributed-attention spec 1, 2.4, 9).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/codec.h"
+#include "kernels/softmax_partial.h"
+#include "kernels/visibility.h"
+
+namespace kvring {
+
+// Where evictors that need attention scores collect them; null for everyone else.
+class ScoreSink {
+ public:
+  virtual ~ScoreSink() = default;
+  // Base-2 logits of one row over the `count` visible keys from position `begin` on.
+  virtual void AddScores(int64_t row, int64_t begin, int64_t count, const float* logits) = 0;
+};
+
+struct AttendArgs {
+  const Codec* codec = nullptr;
+  int layer = 0, head = 0;                // KV head
+  const float* state = nullptr;           // sequence state of (layer, head); null until frozen or when there is none
+  int block_tokens = 64;
+  const RopeTable* rope = nullptr;        // of this layer: exact rows of kPreRope codecs are rotated when read
+  int dk = 0, dv = 0;
+  std::span<const PageView> pages;        // ascending positions
+  std::span<const int64_t> positions;     // [rows], never falling
+  const float* raw_q = nullptr;           // [rows][dk] after RoPE, scaled by log2(e)/sqrt(dk)
+  const float* packed_q = nullptr;        // [rows][dk] PrepareQuery(raw_q); equal to raw_q where the codec has no transform
+  VisibilityRule rule;
+  int64_t chunk_begin = 0;                // first position of this step's chunk (kExactChunk)
+  ScoreSink* scores = nullptr;
+};
+
+// Buffers of one thread, reused between calls.
+struct AttendScratch {
+  std::vector<float> kt, v, p;
+};
+
+// partial (+)= attention over args.pages, pages in the given order. Rows that see no key of a page are not touched by it.
+void AttendPages(const AttendArgs& args, AttendScratch& scratch, const SoftmaxPartial& partial);
+
+// The plain form of the same in double (kernels/ref): defines correct. Tolerance of the fast form: docs/numerics.md.
+void AttendPagesRef(const AttendArgs& args, const SoftmaxPartial& partial);
+
+}  // namespace kvring
