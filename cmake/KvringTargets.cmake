@@ -44,3 +44,12 @@ function(kvring_mpi_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} PROCESSORS 2 LABELS "mpi;${ARG_LABELS}"
     ENVIRONMENT "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_hwloc_base_binding_policy=none;OMPI_MCA_mpi_yield_when_idle=1;OMP_NUM_THREADS=1;OMP_WAIT_POLICY=passive;ASAN_OPTIONS=detect_leaks=0")
 endfunction()
+
+# Every room brings its own list of sources.
+macro(kvring_rooms)
+  foreach(room ${ARGN})
+    if(EXISTS ${PROJECT_SOURCE_DIR}/${room}/CMakeLists.txt)
+      add_subdirectory(${room})
+    endif()
+  endforeach()
+endmacro()
