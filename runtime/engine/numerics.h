@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of a job: one id for everything that may change bits. Rank 0 chooses it, every plan carries it, every
+// rank checks it, results name it.
+#pragma once
+
+#include <string>
+
+#include "kernels/linear.h"
+#include "runtime/base/status.h"
+
+namespace kvring {
+
+// "auto" measures (ChooseLinearMath); "f32", "bf16", "int8" are taken as they are.
+absl::StatusOr<LinearMath> ParseMath(const std::string& text);
+
+// E.g. "bf16/q-f32/p-f32/exp2-poly/AVX3": linear products, query and probability form, exp2, instruction set.
+std::string NumericsId(LinearMath math);
+
+}  // namespace kvring
