@@ -21,3 +21,4 @@ endif()
 if(KVRING_BUILD_BENCHMARKS)
   find_package(benchmark REQUIRED CONFIG)
 endif()
+include(KvringCuda)  # sets KVRING_HAVE_CUDA
