@@ -40,7 +40,7 @@ struct AttendArgs {
 
 // Buffers of one thread, reused between calls.
 struct AttendScratch {
-  std::vector<float> kt, v, p;
+  std::vector<float> kt, v, p, rows;
 };
 
 // partial (+)= attention over args.pages, pages in the given order. Rows that see no key of a page are not touched by it.

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The walk over pages: which rows read a page exact, which packed, and the tile each of them needs.
+#include "kernels/attention.h"
+
+#include <algorithm>
+
+#include "kernels/convert.h"
+#include "kernels/cpu/attend_tile.h"
+
+namespace kvring {
+namespace {
+
+bool ReadsExact(const AttendArgs& args, const PageView& page, int64_t position) {
+  const CodecTraits& traits = args.codec->traits();
+  if (page.packed == nullptr) return true;
+  if (traits.lossless || page.exact_k == nullptr) return false;
+  return BlockIsExact(args.rule, traits, args.block_tokens, position, page.begin, args.chunk_begin);
+}
+
+void RotateKeys(const AttendArgs& args, const PageView& page, float* rows) {
+  std::vector<float> angles(static_cast<size_t>(2 * args.rope->planes()));
+  for (int t = 0; t < page.tokens; ++t) {
+    RopeAngles(*args.rope, page.begin + t, angles.data());
+    RopeRotate(*args.rope, angles.data(), rows + static_cast<int64_t>(t) * args.dk);
+  }
+}
+
+// Exact rows as a tile: keys after RoPE as columns, values as they are; slots from page.tokens on are zeros.
+void ExactTile(const AttendArgs& args, const PageView& page, AttendScratch& scratch) {
+  const int64_t block = args.block_tokens;
+  std::vector<float>& rows = scratch.rows;
+  rows.resize(static_cast<size_t>(block * args.dk));
+  for (int64_t t = 0; t < page.tokens; ++t) {
+    HalfToFloat(page.exact_k + t * page.exact_k_stride, args.dk, rows.data() + t * args.dk);
+    HalfToFloat(page.exact_v + t * page.exact_v_stride, args.dv, scratch.v.data() + t * args.dv);
+  }
+  std::fill(rows.begin() + page.tokens * args.dk, rows.end(), 0.0f);
+  std::fill_n(scratch.v.data() + page.tokens * args.dv, (block - page.tokens) * args.dv, 0.0f);
+  if (args.codec->traits().key_domain == KeyDomain::kPreRope) RotateKeys(args, page, rows.data());
+  Transpose(rows.data(), block, args.dk, scratch.kt.data());
+}
+
+void PackedTile(const AttendArgs& args, const PageView& page, AttendScratch& scratch) {
+  args.codec->DecodeKeys(args.layer, args.head, args.state, page, scratch.kt.data());
+  args.codec->DecodeValues(args.layer, args.head, args.state, page, scratch.v.data());
+}
+
+void AttendRows(const AttendArgs& args, const PageView& page, bool exact, int64_t first,
+                int64_t last, AttendScratch& scratch, const SoftmaxPartial& partial) {
+  AttendTileArgs tile;
+  tile.q = (exact || args.packed_q == nullptr ? args.raw_q : args.packed_q) + first * args.dk;
+  tile.positions = args.positions.data() + first;
+  tile.rows = last - first;
+  tile.first_row = first;
+  tile.kt = scratch.kt.data();
+  tile.v = scratch.v.data();
+  tile.block = args.block_tokens;
+  tile.dk = args.dk;
+  tile.dv = args.dv;
+  tile.begin = page.begin;
+  tile.tokens = page.tokens;
+  tile.scores = args.scores;
+  tile.partial = partial.Slice(first, last - first);
+  AttendTile(tile, scratch);
+}
+
+void AttendPage(const AttendArgs& args, const PageView& page, AttendScratch& scratch,
+                const SoftmaxPartial& partial) {
+  const int64_t rows = static_cast<int64_t>(args.positions.size());
+  const auto* positions = args.positions.data();
+  int64_t first = std::lower_bound(positions, positions + rows, page.begin) - positions;
+  // Positions never fall, so rows that read the page alike are neighbours.
+  while (first < rows) {
+    const bool exact = ReadsExact(args, page, positions[first]);
+    int64_t last = first + 1;
+    while (last < rows && (positions[last] == positions[last - 1] ||
+                           ReadsExact(args, page, positions[last]) == exact)) {
+      ++last;
+    }
+    exact ? ExactTile(args, page, scratch) : PackedTile(args, page, scratch);
+    AttendRows(args, page, exact, first, last, scratch, partial);
+    first = last;
+  }
+}
+
+}  // namespace
+
+void AttendPages(const AttendArgs& args, AttendScratch& scratch, const SoftmaxPartial& partial) {
+  scratch.kt.resize(static_cast<size_t>(args.block_tokens) * args.dk + kTilePad);
+  scratch.v.resize(static_cast<size_t>(args.block_tokens) * args.dv + kTilePad);
+  for (const PageView& page : args.pages) {
+    if (page.tokens > 0) AttendPage(args, page, scratch, partial);
+  }
+}
+
+}  // namespace kvring

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vector form of exp2.h, and sums over 16 virtual lanes: their order is the same whatever the register width is.
+// Included once per Highway target.
+#include "kernels/cpu/exp2.h"
+
+#if defined(KVRING_CPU_EXP2_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRING_CPU_EXP2_INL_H_
+#undef KVRING_CPU_EXP2_INL_H_
+#else
+#define KVRING_CPU_EXP2_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvring::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// At most 16 lanes, so that a sum over 16 virtual lanes is whole registers on every target.
+using F32 = hn::CappedTag<float, 16>;
+using F32V = hn::Vec<F32>;
+
+template <class D, class V>
+HWY_INLINE V Exp2Vec(D d, V x) {
+  const hn::RebindToUnsigned<D> du;
+  const V magic = hn::Set(d, kExp2Magic);
+  const V shifted = hn::Add(x, magic);
+  const V f = hn::Sub(x, hn::Sub(shifted, magic));
+  V p = hn::Set(d, kExp2Poly[5]);
+  p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[4]));
+  p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[3]));
+  p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[2]));
+  p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[1]));
+  p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[0]));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto n = hn::Sub(hn::BitCast(du, shifted), hn::BitCast(du, magic));
+  const auto biased = hn::Add(n, hn::Set(du, 127u));
+  const V power = hn::BitCast(d, hn::ShiftLeft<23>(biased));
+  const V y = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kExp2Low)), hn::Mul(p, power));
+  const V infinity = hn::BitCast(d, hn::Set(du, 0x7f800000u));
+  return hn::IfThenElse(hn::Ge(x, hn::Set(d, kExp2High)), infinity, y);
+}
+
+// Sum of 16 virtual lanes held as 16 / Lanes(d) registers, as a balanced tree: lane i + lane i + 8, and so on.
+HWY_INLINE float SumLanes16(const F32V* acc) {
+  const F32 d;
+  alignas(64) float t[16];
+  for (size_t i = 0; i < 16 / hn::Lanes(d); ++i) hn::Store(acc[i], d, t + i * hn::Lanes(d));
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) t[i] += t[i + half];
+  }
+  return t[0];
+}
+
+}  // namespace kvring::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRING_CPU_EXP2_INL_H_

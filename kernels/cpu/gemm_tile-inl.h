@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// C[r][n] = scale[r] * C[r][n] + sum over k of A[r][k] * B[k][n], fp32, in registers: lanes run over n, every element is
+// one chain of fused multiply-adds over k in ascending order. So an element's bits depend on its own row of A and on B
+// alone, never on how many rows or columns share the registers. Included once per Highway target.
+#if defined(KVRING_CPU_GEMM_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRING_CPU_GEMM_TILE_INL_H_
+#undef KVRING_CPU_GEMM_TILE_INL_H_
+#else
+#define KVRING_CPU_GEMM_TILE_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/exp2-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvring::HWY_NAMESPACE {
+
+inline constexpr int kTileRows = 6;
+// Registers of columns beside R rows: 24 accumulators of 32 registers, or 12 of 16.
+template <int R>
+constexpr int TileVectors() {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return R <= 3 ? 8 : 4;
+#else
+  return R <= 1 ? 8 : R <= 3 ? 4 : 2;
+#endif
+}
+
+struct TileOperands {
+  const float* a;  // [R][lda]
+  int64_t lda;
+  const float* b;  // [k][ldb]
+  int64_t ldb;
+  int64_t k;
+  float* c;  // [R][ldc]
+  int64_t ldc;
+  const float* scale;  // [R]; null: C starts at zero
+};
+
+template <int R, int NV>
+HWY_INLINE void GemmTile(const TileOperands& t) {
+  const F32 d;
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(d));
+  F32V acc[R][NV];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      acc[r][v] = t.scale == nullptr
+                      ? hn::Zero(d)
+                      : hn::Mul(hn::Set(d, t.scale[r]), hn::LoadU(d, t.c + r * t.ldc + v * kLanes));
+    }
+  }
+  const float* HWY_RESTRICT a = t.a;
+  const float* HWY_RESTRICT b = t.b;
+  for (int64_t k = 0; k < t.k; ++k, b += t.ldb) {
+    F32V bv[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) bv[v] = hn::LoadU(d, b + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F32V av = hn::Set(d, a[r * t.lda + k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[r][v] = hn::MulAdd(av, bv[v], acc[r][v]);
+    }
+  }
+  // x + 0 turns -0 into +0 and leaves all else: steps that only add zeros, which some schedules skip, then change no bit.
+  const F32V zero = hn::Zero(d);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      hn::StoreU(hn::Add(acc[r][v], zero), d, t.c + r * t.ldc + v * kLanes);
+    }
+  }
+}
+
+// All columns of one block of R rows. n is rounded up to whole registers: the buffers reach that far.
+template <int R>
+HWY_INLINE void GemmColumns(TileOperands t, int64_t n) {
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(F32()));
+  constexpr int kVectors = TileVectors<R>();
+  int64_t left = (n + kLanes - 1) / kLanes;
+  const auto advance = [&](int64_t vectors) {
+    t.b += vectors * kLanes;
+    t.c += vectors * kLanes;
+    left -= vectors;
+  };
+  for (; left >= kVectors; advance(kVectors)) GemmTile<R, kVectors>(t);
+  if constexpr (kVectors > 4) {
+    for (; left >= 4; advance(4)) GemmTile<R, 4>(t);
+  }
+  if constexpr (kVectors > 2) {
+    for (; left >= 2; advance(2)) GemmTile<R, 2>(t);
+  }
+  for (; left > 0; advance(1)) GemmTile<R, 1>(t);
+}
+
+HWY_INLINE void GemmRows(int rows, const TileOperands& t, int64_t n) {
+  switch (rows) {
+    case 1:
+      return GemmColumns<1>(t, n);
+    case 2:
+      return GemmColumns<2>(t, n);
+    case 3:
+      return GemmColumns<3>(t, n);
+    case 4:
+      return GemmColumns<4>(t, n);
+    case 5:
+      return GemmColumns<5>(t, n);
+    default:
+      return GemmColumns<6>(t, n);
+  }
+}
+
+}  // namespace kvring::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRING_CPU_GEMM_TILE_INL_H_
