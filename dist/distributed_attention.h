@@ -25,29 +25,34 @@ struct AttentionSlice {
   const KvSource* kv = nullptr;  // this rank's shard of the sequence
   const ShardMap* map = nullptr;
   VisibilityRule rule;
-  int64_t begin = 0;             // position of the first query
-  int64_t tokens = 0;            // queries of the slice, all ranks together
+  int64_t begin = 0;   // position of the first query
+  int64_t tokens = 0;  // queries of the slice, all ranks together
   bool replicated = false;
 };
 
 struct DistributedAttentionOptions {
   KvShape shape;
   std::vector<const RopeTable*> rope;  // [layers]
-  int piece_tokens = 2048;             // local tokens of one virtual shard accumulated as one piece: part of the numerics
+  int piece_tokens =
+      2048;  // local tokens of one virtual shard accumulated as one piece: part of the numerics
 };
 
 class DistributedAttention {
  public:
   // comm outlives the object.
-  static std::unique_ptr<DistributedAttention> Create(Communicator* comm, const DistributedAttentionOptions& options);
+  static std::unique_ptr<DistributedAttention> Create(Communicator* comm,
+                                                      const DistributedAttentionOptions& options);
   virtual ~DistributedAttention() = default;
+
+  // Bytes of the buffers of a step: own_rows query tokens here, step_tokens of all ranks together. What a memory plan counts.
+  static int64_t BufferBytes(const KvShape& shape, int ranks, int64_t own_rows, int64_t step_tokens);
 
   // Own rows: slice by slice, a replicated slice's tokens all, a gather-Q slice's tokens whose home is this rank, in order.
   // q: [own rows][query_heads][dk] after RoPE, unscaled. out: [own rows][query_heads][dv], back in the plain value domain.
   // Every rank calls it for every layer with the same slices, also with no rows of its own.
   // INTERNAL naming layer, head and position when a row comes out empty or not finite.
-  virtual absl::Status Run(int layer, std::span<const AttentionSlice> slices, const float* q, float* out,
-                           Deadline deadline) = 0;
+  virtual absl::Status Run(int layer, std::span<const AttentionSlice> slices, const float* q,
+                           float* out, Deadline deadline) = 0;
 };
 
 }  // namespace kvring

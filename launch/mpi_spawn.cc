@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/mpi_spawn.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -88,6 +89,10 @@ absl::Status SpawnUnderMpirun(int ranks, const std::vector<std::string>& argumen
   if (child == 0) {
     // Its own group: a terminal's Ctrl-C reaches mpirun once, through PassOn, which is what makes it end its ranks in order.
     setpgid(0, 0);
+    if (isatty(STDIN_FILENO)) {  // a background group that reads the terminal would be stopped
+      const int null = open("/dev/null", O_RDONLY);
+      if (null >= 0) dup2(null, STDIN_FILENO);
+    }
     execvp(argv[0], argv.data());
     _exit(127);
   }

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/job.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "dist/mpi_communicator.h"
+#include "kernels/parallel.h"
+#include "runtime/base/log.h"
+
+namespace kvring {
+namespace {
+
+struct RankWord {
+  int32_t code;
+  char message[1020];
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Job>> Job::Join(const JobFlags& flags, bool ranks_given) {
+  auto job = std::unique_ptr<Job>(new Job);
+  const MpiLaunch launch = DetectMpiLaunch();
+  if (!launch.launched) {
+    if (flags.ranks < 1) return absl::InvalidArgumentError(absl::StrCat("--ranks ", flags.ranks, ": must be at least 1"));
+    job->size_ = job->ranks_on_host_ = flags.ranks;
+    return job;
+  }
+  KVRING_ASSIGN_OR_RETURN(job->comm_, CreateMpiCommunicator(nullptr, nullptr));
+  job->rank_ = job->comm_->rank();
+  job->size_ = job->comm_->size();
+  job->ranks_on_host_ = std::max(1, launch.local_size);
+  SetLogRank(job->rank_);
+  if (ranks_given && flags.ranks != job->size_) {
+    const absl::Status status = absl::InvalidArgumentError(
+        absl::StrCat("--ranks ", flags.ranks, " differs from the ", job->size_, " ranks that the launcher started"));
+    return job->Agree(status, absl::Seconds(30));
+  }
+  return job;
+}
+
+absl::Status Job::Agree(const absl::Status& mine, absl::Duration timeout) {
+  if (comm_ == nullptr) return mine;
+  RankWord word{static_cast<int32_t>(mine.code()), {}};
+  const std::string message(mine.message());
+  std::strncpy(word.message, message.c_str(), sizeof(word.message) - 1);
+  std::vector<RankWord> words(size_);
+  const std::vector<int64_t> bytes(size_, sizeof(RankWord));
+  KVRING_RETURN_IF_ERROR(comm_->AllGatherV(&word, sizeof(word), words.data(), bytes, absl::Now() + timeout));
+  for (int r = 0; r < size_; ++r) {
+    if (words[r].code == 0) continue;
+    const auto code = static_cast<absl::StatusCode>(words[r].code);
+    if (!leads()) return absl::Status(code, "");
+    return absl::Status(code, r == 0 ? words[r].message : absl::StrCat("rank ", r, ": ", words[r].message));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<RankGroup>> Job::Lead(int threads, const ExecutorOptions& options) {
+  SetThreads(threads);
+  if (comm_ == nullptr) return RankGroup::Threads(size_, threads, options);
+  return RankGroup::Over(std::move(comm_), options);
+}
+
+absl::Status Job::Follow(int threads, const ExecutorOptions& options) {
+  SetThreads(threads);
+  KVRING_ASSIGN_OR_RETURN(const auto executor, Executor::Create(options, comm_.get()));
+  return executor->Follow(absl::Hours(24 * 365));
+}
+
+void EndOnInterrupt() {
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    const char newline = '\n';
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, &newline, 1);
+    _exit(130);
+  };
+  sigaction(SIGINT, &action, nullptr);
+}
+
+}  // namespace kvring

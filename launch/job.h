@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the ranks of a subcommand come from: threads of this process, or the mpirun that started it. Rank 0 alone leads and
+// prints; the others follow its plans.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "dist/communicator.h"
+#include "dist/mpi_launch.h"
+#include "runtime/engine/rank_group.h"
+
+namespace kvring {
+
+struct JobFlags {
+  int ranks = 1;
+  bool mpi = false;
+};
+
+// This process's part in a job, before weights are loaded.
+class Job {
+ public:
+  // Under a launcher: joins its job (`ranks`, when given, must agree). Else one process with `ranks` threads to come.
+  static absl::StatusOr<std::unique_ptr<Job>> Join(const JobFlags& flags, bool ranks_given);
+
+  bool leads() const { return rank_ == 0; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int ranks_on_host() const { return ranks_on_host_; }
+  bool processes() const { return comm_ != nullptr; }  // ranks are processes, not threads
+  const char* kind() const { return comm_ != nullptr ? "processes (mpirun)" : "threads"; }
+
+  // Every rank says how its preparation went; the first failure by rank becomes the answer on all. The message is given on
+  // rank 0 alone, so that it is printed once.
+  absl::Status Agree(const absl::Status& mine, absl::Duration timeout);
+
+  // Rank 0: the group to lead. Call once, after Agree.
+  absl::StatusOr<std::unique_ptr<RankGroup>> Lead(int threads, const ExecutorOptions& options);
+  // The others: follow until the leader stops.
+  absl::Status Follow(int threads, const ExecutorOptions& options);
+
+ private:
+  Job() = default;
+  std::unique_ptr<Communicator> comm_;  // null: threads
+  int rank_ = 0, size_ = 1, ranks_on_host_ = 1;
+};
+
+// Ctrl-C ends this process at once, all its rank threads with it, with exit code 130 and the terminal in order.
+void EndOnInterrupt();
+
+}  // namespace kvring

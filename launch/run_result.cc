@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/run_result.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_format.h"
+#include "launch/json_file.h"
+#include "launch/progress.h"
+
+namespace kvring {
+
+absl::Status WriteRunJson(const RunResult& result, const std::string& path) {
+  nlohmann::ordered_json json;
+  json["prompt_tokens"] = result.prompt_tokens;
+  json["tokens"] = result.tokens;
+  json["text"] = result.text;
+  json["finish_reason"] = result.finish_reason;
+  json["ttft_s"] = result.ttft_s;
+  json["prefill_tokens_per_s"] = result.prefill_rate();
+  json["decode_tokens_per_s"] = result.decode_rate();
+  json["kv"] = result.kv;
+  json["numerics"] = result.numerics;
+  json["kv_bytes"] = result.kv_bytes;
+  json["kv_bytes_f16"] = result.kv_bytes_f16;
+  json["logits_hash"] = result.logits_hash;
+  json["ranks"] = nlohmann::ordered_json::array();
+  for (const RankReport& rank : result.ranks) {
+    json["ranks"].push_back({{"rank", rank.rank},
+                             {"tokens", rank.tokens},
+                             {"kv_bytes", rank.kv_bytes},
+                             {"peak_rss_bytes", rank.peak_rss_bytes}});
+  }
+  json["planned_peak_bytes"] = result.planned_peak_bytes;
+  json["warnings"] = result.warnings;
+  // Text is well-formed UTF-8 already; `replace` keeps a bad warning from ending the program.
+  return WriteTextFile(path, json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void PrintRunSummary(const RunResult& result) {
+  std::string tokens;
+  for (const RankReport& rank : result.ranks) {
+    absl::StrAppend(&tokens, tokens.empty() ? "" : ", ", Grouped(rank.tokens), " (", HumanBytes(rank.kv_bytes), ")");
+  }
+  std::fprintf(stderr, "tokens   per rank: %s\n", tokens.c_str());
+  const double smaller = result.kv_bytes > 0 ? static_cast<double>(result.kv_bytes_f16) / result.kv_bytes : 0;
+  std::fprintf(stderr, "kv       %s: %s allocated, fp16 would take %s (%.2f times as much)\n", result.kv.c_str(),
+               HumanBytes(result.kv_bytes).c_str(), HumanBytes(result.kv_bytes_f16).c_str(), smaller);
+  std::fprintf(stderr, "time     first token after %.2f s; prompt %.0f tokens/s; answer %zu tokens, %.1f tokens/s (%s)\n",
+               result.ttft_s, result.prefill_rate(), result.tokens.size(), result.decode_rate(),
+               result.finish_reason.c_str());
+  int64_t peak = 0;
+  for (const RankReport& rank : result.ranks) peak = std::max(peak, rank.peak_rss_bytes);
+  std::fprintf(stderr, "memory   peak of a process %s, planned %s\n", HumanBytes(peak).c_str(),
+               HumanBytes(result.planned_peak_bytes).c_str());
+}
+
+}  // namespace kvring
