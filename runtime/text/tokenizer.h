@@ -82,6 +82,7 @@ class Tokenizer {
 
  private:
   struct Impl;
+  class Encoding;
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
