@@ -56,6 +56,7 @@ class Executor {
   absl::Status Follow(absl::Duration idle_limit);
 
   const Transformer& transformer() const { return transformer_; }
+  const Codec& codec() const { return *options_.codec; }
   RankKv& kv() { return *kv_; }
   Communicator& comm() { return *comm_; }
 

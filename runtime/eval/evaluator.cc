@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/eval/evaluator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <span>
+
+#include "kvstore/codec_spec.h"
+#include "kvstore/sequence_shard.h"
+#include "runtime/base/clock.h"
+#include "runtime/engine/rank_group.h"
+#include "runtime/eval/bootstrap.h"
+#include "runtime/eval/scorer.h"
+
+namespace kvring {
+namespace {
+
+// One codec under test: its ranks and what has come out so far.
+struct Candidate {
+  std::string spec;
+  std::unique_ptr<RankGroup> group;
+  EvalRow row;
+  double kv_bytes = 0;
+  std::vector<float> nats, differences;
+  double kl_sum = 0;
+  int64_t agree = 0;
+};
+
+absl::StatusOr<Candidate> MakeCandidate(const EvalOptions& o, const std::string& spec) {
+  const ModelConfig& config = o.weights->config();
+  const KvShape shape = config.kv_shape(o.block_tokens);
+  std::vector<const RopeTable*> rope;
+  for (const RopeTable& table : config.rope) rope.push_back(&table);
+  ExecutorOptions executor;
+  KVRING_ASSIGN_OR_RETURN(executor.codec, MakeCodec(spec, shape, rope));
+  executor.weights = o.weights;
+  executor.rule = o.rule;
+  executor.block_tokens = o.block_tokens;
+  executor.virtual_shards = o.virtual_shards;
+  executor.timeout = absl::Minutes(10);
+  executor.numerics = o.numerics;
+  Candidate c;
+  c.spec = spec;
+  c.row.kv = executor.codec->traits().id;
+  c.row.bits = BitsPerElement(*executor.codec, shape);
+  KVRING_ASSIGN_OR_RETURN(c.group, RankGroup::Threads(o.ranks, o.threads, executor));
+  return c;
+}
+
+StepPlan ChunkPlan(const EvalOptions& o, const Codec& codec, std::span<const int32_t> window, int64_t begin, int64_t end) {
+  StepPlan plan;
+  plan.numerics = o.numerics;
+  if (begin == 0) plan.ops.push_back({SequenceOp::Kind::kCreate, 1, 0, 0, 0});
+  Slice slice;
+  slice.sequence = 1;
+  slice.begin = begin;
+  slice.ids.assign(window.begin() + begin, window.begin() + end);
+  slice.scheme = Scheme::kGatherQ;
+  const int64_t prefix = codec.traits().prefix_tokens;
+  slice.mean_exchange = prefix > 0 && begin < prefix && end >= prefix;
+  slice.want = Want::kAll;
+  plan.slices.push_back(std::move(slice));
+  plan.report = end == static_cast<int64_t>(window.size());
+  return plan;
+}
+
+// Hidden rows of the whole window.
+absl::StatusOr<std::vector<float>> RunWindow(const EvalOptions& o, Candidate& c, const Codec& codec,
+                                             std::span<const int32_t> window) {
+  const Stopwatch watch;
+  const int64_t length = static_cast<int64_t>(window.size());
+  const int64_t chunk = o.chunk > 0 ? o.chunk : length;
+  std::vector<float> hidden;
+  for (int64_t begin = 0; begin < length; begin += chunk) {
+    const StepPlan plan = ChunkPlan(o, codec, window, begin, std::min(length, begin + chunk));
+    KVRING_ASSIGN_OR_RETURN(const StepResult result, c.group->leader().Lead(plan));
+    const std::vector<float>& rows = result.outputs.front().hidden;
+    hidden.insert(hidden.end(), rows.begin(), rows.end());
+    for (const RankReport& rank : result.reports) {
+      c.kv_bytes += static_cast<double>(rank.kv_bytes);
+      c.row.saturated += rank.saturated;
+      c.row.clamped += rank.clamped;
+    }
+  }
+  StepPlan close;
+  close.numerics = o.numerics;
+  close.ops.push_back({SequenceOp::Kind::kClose, 1, 0, 0, 0});
+  KVRING_RETURN_IF_ERROR(c.group->leader().Lead(close).status());
+  c.row.seconds += watch.Seconds();
+  return hidden;
+}
+
+void AddScore(Candidate& c, const WindowScore& score, const WindowScore& base) {
+  c.row.window_nats.push_back(std::accumulate(score.nats.begin(), score.nats.end(), 0.0));
+  c.row.window_kl.push_back(score.kl_sum / static_cast<double>(score.nats.size()));
+  c.nats.insert(c.nats.end(), score.nats.begin(), score.nats.end());
+  for (size_t i = 0; i < score.nats.size(); ++i) c.differences.push_back(score.nats[i] - base.nats[i]);
+  c.kl_sum += score.kl_sum;
+  c.agree += score.top1_agree;
+}
+
+EvalRow Summarize(const EvalOptions& o, Candidate& c) {
+  const double n = static_cast<double>(c.nats.size());
+  c.row.nats = std::accumulate(c.nats.begin(), c.nats.end(), 0.0) / n;
+  c.row.ppl = std::exp(c.row.nats);
+  c.row.nats_over_f16 = std::accumulate(c.differences.begin(), c.differences.end(), 0.0) / n;
+  c.row.ci95 = BootstrapInterval(c.differences);
+  c.row.kl = c.kl_sum / n;
+  c.row.top1 = static_cast<double>(c.agree) / n;
+  c.row.bytes_per_token = c.kv_bytes / static_cast<double>(o.window * o.windows);
+  return c.row;
+}
+
+absl::Status CheckOptions(const EvalOptions& o, const std::vector<int32_t>& ids) {
+  if (o.window < 2) return absl::InvalidArgumentError(absl::StrCat("--window ", o.window, ": at least 2 tokens"));
+  if (o.windows < 1) return absl::InvalidArgumentError(absl::StrCat("--windows ", o.windows, ": at least 1"));
+  const int64_t have = static_cast<int64_t>(ids.size());
+  if (o.start < 0 || o.start > have || (have - o.start) / o.window < o.windows) {
+    return absl::InvalidArgumentError(absl::StrCat("the text has ", have, " tokens; ", o.windows, " windows of ", o.window,
+                                                   " from token ", o.start, " need ", o.start + o.window * o.windows));
+  }
+  if (o.rule.kind == Visibility::kTeacher && o.chunk > 0 && o.chunk < o.window) {
+    return absl::InvalidArgumentError("--visibility teacher encodes the whole window first: leave out --chunk");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<EvalRow>> Evaluate(const EvalOptions& o, const std::vector<int32_t>& ids,
+                                              const EvalProgress& progress) {
+  KVRING_RETURN_IF_ERROR(CheckOptions(o, ids));
+  const ModelConfig& config = o.weights->config();
+  std::vector<Candidate> all;
+  KVRING_ASSIGN_OR_RETURN(Candidate reference, MakeCandidate(o, "f16"));
+  for (const std::string& spec : o.codecs) {
+    KVRING_ASSIGN_OR_RETURN(Candidate c, MakeCandidate(o, spec));
+    all.push_back(std::move(c));
+  }
+  const int64_t total = o.windows * static_cast<int64_t>(all.size());
+  for (int64_t w = 0; w < o.windows; ++w) {
+    const std::span<const int32_t> window(ids.data() + o.start + w * o.window, o.window);
+    std::vector<std::vector<float>> hidden(all.size() + 1);
+    KVRING_ASSIGN_OR_RETURN(hidden[0], RunWindow(o, reference, reference.group->leader().codec(), window));
+    for (size_t i = 0; i < all.size(); ++i) {
+      KVRING_ASSIGN_OR_RETURN(hidden[i + 1], RunWindow(o, all[i], all[i].group->leader().codec(), window));
+      if (progress) progress(w * static_cast<int64_t>(all.size()) + static_cast<int64_t>(i) + 1, total);
+    }
+    const std::vector<float>& base = hidden[0];
+    KVRING_ASSIGN_OR_RETURN(const std::vector<WindowScore> scores,
+                            ScoreWindow(reference.group->leader().transformer(), config.hidden, config.vocab, window, base, hidden));
+    for (size_t i = 0; i < all.size(); ++i) AddScore(all[i], scores[i + 1], scores[0]);
+  }
+  std::vector<EvalRow> rows;
+  for (Candidate& c : all) {
+    KVRING_RETURN_IF_ERROR(c.group->Stop());
+    rows.push_back(Summarize(o, c));
+  }
+  return rows;
+}
+
+}  // namespace kvring
