@@ -11,6 +11,7 @@ namespace kvring {
 enum class SystemStyle {
   kOwnTurn,    // a turn like the others
   kFirstUser,  // inside the first user's turn, between its opening and its content
+  kLastUser,   // inside the last one
 };
 
 struct ChatFamily {
@@ -25,7 +26,7 @@ struct ChatFamily {
   const char* assistant_open;
   const char* assistant_close;
   const char* generation;  // opens the answer
-  bool trims;              // contents lose white space at both ends
+  bool trims;  // contents lose white space at both ends, where the file's template says so
 };
 
 // In the order of recognition: the first whose signs fit.

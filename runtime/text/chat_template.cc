@@ -135,6 +135,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Recognize(const VocabData& vocab) {
   result.name_ = result.family_->name;
   result.default_system_ = result.name_ == "chatml" ? DefaultSystem(program) : "";
   result.system_preface_ = result.name_ == "llama-3" ? DatePreface(program) : "";
+  result.trims_ = result.family_->trims && (Has(program, "trim") || Has(program, "strip"));
   result.bos_ = Spelling(vocab, vocab.bos);
   result.eos_ = Spelling(vocab, vocab.eos);
   // Written out in the program, a begin token that is also a mark of the family (SmolLM2) is only that mark.
@@ -145,33 +146,45 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Recognize(const VocabData& vocab) {
   return result;
 }
 
+size_t ChatTemplate::SystemPlace(const std::vector<ChatMessage>& messages) const {
+  if (family_->system_style == SystemStyle::kOwnTurn) return messages.size();
+  size_t place = messages.size();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].role != "user") continue;
+    place = i;
+    if (family_->system_style == SystemStyle::kFirstUser) break;
+  }
+  return place;
+}
+
 absl::StatusOr<std::vector<Segment>> ChatTemplate::Render(const std::vector<ChatMessage>& messages,
                                                           bool add_generation_prompt) const {
   KVRING_RETURN_IF_ERROR(CheckMessages(messages));
   const ChatFamily& family = *family_;
-  const auto content = [&](const std::string& text) { return family.trims ? Trim(text) : text; };
-  const bool has_system = messages[0].role == "system";
-  const std::string system =
-      system_preface_ + (has_system ? content(messages[0].content) : default_system_);
-  bool system_is_due = has_system || !system.empty();
+  const auto content = [&](size_t i) {
+    return trims_ ? Trim(messages[i].content) : messages[i].content;
+  };
+  const size_t first = messages[0].role == "system" ? 1 : 0;
+  const std::string system = system_preface_ + (first == 1 ? content(0) : default_system_);
+  const bool has_system = first == 1 || !system.empty();
+  const size_t system_place = SystemPlace(messages);
 
   Renderer renderer(bos_, eos_);
-  if (emits_bos_) renderer.AddForm("{bos}");
-  const auto add_system = [&] {
-    if (!system_is_due) return;
-    renderer.AddForm(family.system_open);
-    renderer.AddPlain(system);
-    renderer.AddForm(family.system_close);
-    system_is_due = false;
+  const auto add = [&](const char* open, const std::string& text, const char* close) {
+    renderer.AddForm(open);
+    renderer.AddPlain(text);
+    renderer.AddForm(close);
   };
-  if (family.system_style == SystemStyle::kOwnTurn) add_system();
-  for (size_t i = has_system ? 1 : 0; i < messages.size(); ++i) {
+  if (emits_bos_) renderer.AddForm("{bos}");
+  // Where no user's turn can take it, a system message still comes first rather than getting lost.
+  if (has_system && system_place == messages.size())
+    add(family.system_open, system, family.system_close);
+  for (size_t i = first; i < messages.size(); ++i) {
     const bool is_user = messages[i].role == "user";
-    if (is_user && bos_each_turn_ && i > (has_system ? 1 : 0)) renderer.AddForm("{bos}");
+    if (is_user && bos_each_turn_ && i > first) renderer.AddForm("{bos}");
     renderer.AddForm(is_user ? family.user_open : family.assistant_open);
-    if (is_user) add_system();
-    renderer.AddPlain(content(messages[i].content));
-    renderer.AddForm(is_user ? family.user_close : family.assistant_close);
+    if (has_system && i == system_place) add(family.system_open, system, family.system_close);
+    add("", content(i), is_user ? family.user_close : family.assistant_close);
   }
   if (add_generation_prompt) renderer.AddForm(family.generation);
   return renderer.Take();

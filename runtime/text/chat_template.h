@@ -36,11 +36,15 @@ class ChatTemplate {
 
  private:
   ChatTemplate() = default;
+  // Index of the user's message that takes the system message in; messages.size() when it stands by itself.
+  size_t SystemPlace(const std::vector<ChatMessage>& messages) const;
+
   const ChatFamily* family_ = nullptr;
   std::string name_;
   std::string default_system_;  // used when the first message is not "system"
   std::string system_preface_;  // before every system message (Llama 3.1: dates)
   std::string bos_, eos_;       // spellings; empty when the vocabulary names none
+  bool trims_ = false;
   bool emits_bos_ = false;      // the template itself brings the begin token
   bool bos_each_turn_ = false;  // ... in front of every exchange (Llama 2)
 };
