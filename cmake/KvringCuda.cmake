@@ -45,3 +45,5 @@ if(KVRING_CUDA)
     message(FATAL_ERROR "KVRING_CUDA=${KVRING_CUDA} but this is missing: ${missing}")
   endif()
 endif()
+# Seen by scripts in the cache.
+set(KVRING_HAVE_CUDA ${KVRING_HAVE_CUDA} CACHE INTERNAL "The GPU side is built")

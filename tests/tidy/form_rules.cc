@@ -55,7 +55,7 @@ Findings CheckLengths(const SourceFile& file) {
   if (!file.IsCpp()) return findings;
   const int function_limit = file.Under("kernels") ? kKernelLines : kFunctionLines;
   for (const FunctionSpan& f : FindFunctions(file.text)) {
-    if (f.lines() > function_limit) {
+    if (f.lines() > function_limit && f.statements > 1) {
       findings.push_back({file.path, f.begin,
                           "a function of " + std::to_string(f.lines()) + " lines; the limit is " +
                               std::to_string(function_limit)});

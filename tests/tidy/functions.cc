@@ -36,6 +36,7 @@ class Scanner {
       } else if (c == '}') {
         Close();
       } else if (c == ';') {
+        ++statements_;
         ResetHeader();
       } else {
         AddToHeader(c);
@@ -79,7 +80,10 @@ class Scanner {
   void Open() {
     const Brace kind = Kind();
     open_.push_back(kind);
-    if (kind == Brace::kFunction) begin_ = header_line_;
+    if (kind == Brace::kFunction) {
+      begin_ = header_line_;
+      statements_ = 0;
+    }
     if (kind != Brace::kInitializer) ResetHeader();
   }
 
@@ -87,7 +91,7 @@ class Scanner {
     if (open_.empty()) return;
     const Brace kind = open_.back();
     open_.pop_back();
-    if (kind == Brace::kFunction) functions_.push_back({begin_, line_});
+    if (kind == Brace::kFunction) functions_.push_back({begin_, line_, statements_});
     if (kind == Brace::kInitializer) {
       header_ += '}';
     } else {
@@ -96,7 +100,7 @@ class Scanner {
   }
 
   const std::string& code_;
-  int line_ = 1, header_line_ = 1, begin_ = 1;
+  int line_ = 1, header_line_ = 1, begin_ = 1, statements_ = 0;
   std::string header_;
   std::vector<Brace> open_;
   std::vector<FunctionSpan> functions_;

@@ -90,6 +90,8 @@ TEST(TidyRule, LengthsCanFail) {
   const auto function = [&](int lines) { return head + Repeat("  ++a;\n", lines - 2) + tail; };
   EXPECT_TRUE(CheckLengths({"dist/a.cc", function(70)}).empty());
   EXPECT_EQ(CheckLengths({"dist/a.cc", function(71)}).size(), 1u);
+  EXPECT_TRUE(CheckLengths({"dist/a.cc", "T F() {\n  return {\n" + Repeat("1,\n", 99) + "};\n}\n"})
+                  .empty());
   EXPECT_TRUE(CheckLengths({"kernels/a.cc", function(150)}).empty());
   EXPECT_EQ(CheckLengths({"kernels/a.cc", function(151)}).size(), 1u);
   EXPECT_TRUE(CheckLengths({"dist/a.h", Repeat("int a;\n", 600)}).empty());
