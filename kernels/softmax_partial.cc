@@ -37,9 +37,10 @@ void Merge(const SoftmaxPartial& into, const SoftmaxPartial& from) {
       std::memcpy(o, from.o + r * dv, sizeof(float) * dv);
       continue;
     }
-    // Written so that a NaN in either maximum stays: fmax would hide it from FindNonFinite.
-    const float m = into.m[r] > from.m[r] ? into.m[r] : from.m[r] + 0.0f * into.m[r];
-    const float fa = Exp2(into.m[r] - m), fb = Exp2(from.m[r] - m);
+    // Zero times either maximum turns a NaN or an infinity into a NaN, which a plain maximum could hide.
+    const float a = into.m[r], b = from.m[r];
+    const float m = (a > b ? a : b) + (0.0f * a + 0.0f * b);
+    const float fa = Exp2(a - m), fb = Exp2(b - m);
     into.m[r] = m;
     into.l[r] = fa * into.l[r] + fb * from.l[r];
     Combine(o, fa, from.o + r * dv, fb, dv);

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a test body once on every instruction set that this CPU and this build have.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "hwy/targets.h"
+
+namespace kvring {
+
+template <class Body>
+void ForEachSimdTarget(const Body& body) {
+  std::vector<int64_t> targets;
+  for (int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1)
+    targets.push_back(rest & -rest);
+  ASSERT_FALSE(targets.empty());
+  for (int64_t target : targets) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    body(target);
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+}  // namespace kvring
