@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows in: checked first, then room made, then stored; a refused call has stored nothing.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/parallel.h"
+#include "kvstore/shard_impl.h"
+
+namespace kvring {
+namespace {
+
+// Beyond any activation, and far enough from the end of fp32 that no rotation or transform of such numbers overflows.
+constexpr float kLargest = 0x1p100f;
+
+// Angles are kept for the other layers when a step has at most this many tokens here; more are formed block by block.
+constexpr int64_t kCachedAngles = 8192;
+
+absl::Status CheckFinite(const char* what, int layer, std::span<const int64_t> positions, int heads,
+                         int size, const float* x) {
+  const int64_t row = static_cast<int64_t>(heads) * size;
+  for (int64_t i = 0; i < static_cast<int64_t>(positions.size()) * row; ++i) {
+    if (std::fabs(x[i]) <= kLargest) continue;  // false for NaN
+    return absl::InvalidArgumentError(absl::StrCat(what, " of layer ", layer, ", head ",
+                                                   i % row / size, ", token ", positions[i / row],
+                                                   " is ", x[i], " and cannot be stored"));
+  }
+  return absl::OkStatus();
+}
+
+Half ToHalf(float x, int64_t& clamped) {
+  clamped += std::fabs(x) > 65504.0f;
+  return FloatToHalfSaturated(x);
+}
+
+void ToHalves(const float* from, int64_t n, Half* to, int64_t& clamped) {
+  for (int64_t i = 0; i < n; ++i) to[i] = ToHalf(from[i], clamped);
+}
+
+}  // namespace
+
+absl::Status SequenceShardImpl::Append(int layer, const AppendRows& rows) {
+  if (rows.positions.empty()) return absl::OkStatus();
+  if (layer < 0 || layer >= shape_.layers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer, " of ", shape_.layers, " layers"));
+  }
+  KVRING_RETURN_IF_ERROR(CheckRows(layer, rows));
+  KVRING_ASSIGN_OR_RETURN(std::vector<Piece> pieces, CutPieces(layer, rows));
+  KVRING_RETURN_IF_ERROR(ReserveSlots(layer, pieces));
+  FillAngles(layer, rows);
+  ParallelFor(static_cast<int64_t>(pieces.size()),
+              [&](int64_t i) { StorePiece(layer, rows, pieces[i]); });
+  for (const Piece& piece : pieces) {
+    counters_.saturated += piece.counted.saturated;
+    counters_.clamped += piece.counted.clamped;
+    if (piece.error) {
+      return absl::InternalError(absl::StrCat("codec ", traits_.id, ", layer ", layer, ", block ",
+                                              piece.block, ": ", piece.error.message));
+    }
+  }
+  layers_[layer].tokens += static_cast<int64_t>(rows.positions.size());
+  length_ = std::max(length_, rows.positions.back() + 1);
+  return absl::OkStatus();
+}
+
+absl::Status SequenceShardImpl::CheckRows(int layer, const AppendRows& rows) const {
+  if (rows.k == nullptr || rows.v == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer, ": rows without keys or values"));
+  }
+  KVRING_RETURN_IF_ERROR(
+      CheckFinite("key", layer, rows.positions, shape_.kv_heads, shape_.dk, rows.k));
+  KVRING_RETURN_IF_ERROR(
+      CheckFinite("value", layer, rows.positions, shape_.kv_heads, shape_.dv, rows.v));
+  if (!Gathers(rows.positions[0] / block_tokens(), layers_[layer])) return absl::OkStatus();
+  if (rows.q == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer, ", token ", rows.positions[0], ": codec ", traits_.id,
+                     " needs the queries of the first ", traits_.prefix_tokens, " tokens"));
+  }
+  return CheckFinite("query", layer, rows.positions, shape_.query_heads, shape_.dk, rows.q);
+}
+
+// Tokens of this rank come one after the other, without gaps: a token's predecessors here are counted, not searched.
+absl::StatusOr<std::vector<SequenceShardImpl::Piece>> SequenceShardImpl::CutPieces(
+    int layer, const AppendRows& rows) {
+  std::vector<Piece> pieces;
+  int64_t expected = layers_[layer].tokens;
+  const int64_t n = static_cast<int64_t>(rows.positions.size());
+  for (int64_t row = 0; row < n;) {
+    const int64_t token = rows.positions[row];
+    if (token < 0 || map_.SlotOfRank(map_.Home(token)) != slot_ ||
+        map_.SlotTokens(slot_, token) != expected) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layer ", layer, ": token ", token, " is not the next one of this rank, which holds ",
+          expected, " of its tokens"));
+    }
+    Piece piece{row, 1, token / block_tokens(), static_cast<int>(token % block_tokens())};
+    while (row + piece.count < n && piece.first + piece.count < block_tokens() &&
+           rows.positions[row + piece.count] == token + piece.count) {
+      ++piece.count;
+    }
+    pieces.push_back(piece);
+    row += piece.count;
+    expected += piece.count;
+  }
+  return pieces;
+}
+
+absl::Status SequenceShardImpl::EnsureOwn(int64_t bytes, PageRef& slot,
+                                          std::vector<PageRef*>& made) {
+  if (slot) return MakeUnique(slot);
+  KVRING_RETURN_IF_ERROR(Allocate(bytes, slot));
+  made.push_back(&slot);
+  return absl::OkStatus();
+}
+
+absl::Status SequenceShardImpl::ReserveSlots(int layer, std::vector<Piece>& pieces) {
+  // Tables first: they move, and pieces point into them.
+  for (const Piece& piece : pieces) {
+    const int run_index = map_.Shard(piece.block * block_tokens()) - first_shard_;
+    std::vector<Block>& blocks = layers_[layer].shards[run_index].blocks;
+    const size_t cycle = piece.block / map_.virtual_shards();
+    if (blocks.size() <= cycle) blocks.resize(cycle + 1);
+  }
+  std::vector<PageRef*> made;
+  for (Piece& piece : pieces) {
+    const absl::Status status = ReservePiece(layer, piece, made);
+    if (status.ok()) continue;
+    for (PageRef* slot : made) Release(*slot);
+    for (Piece& undone : pieces) {
+      if (undone.target != nullptr && undone.target->tokens == 0) undone.target->pages.clear();
+    }
+    return Annotate(status, absl::StrCat("layer ", layer, ", block ", piece.block));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceShardImpl::ReservePiece(int layer, Piece& piece, std::vector<PageRef*>& made) {
+  Layer& target = layers_[layer];
+  const int run_index = map_.Shard(piece.block * block_tokens()) - first_shard_;
+  piece.target = &target.shards[run_index].blocks[piece.block / map_.virtual_shards()];
+  Block& block = *piece.target;
+  if (traits_.lossless) {
+    block.pages.resize(shape_.kv_heads);
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      KVRING_RETURN_IF_ERROR(
+          EnsureOwn(codec_->PageSize(layer, head).total(), block.pages[head], made));
+    }
+    return absl::OkStatus();
+  }
+  if (!block.exact) block.exact_first = block.tokens;
+  KVRING_RETURN_IF_ERROR(EnsureOwn(sizes_.exact, block.exact, made));
+  if (piece.block == 0 && sizes_.sinks > 0 && piece.first < traits_.sink_tokens) {
+    KVRING_RETURN_IF_ERROR(EnsureOwn(sizes_.sinks, target.sinks, made));
+  }
+  if (Gathers(piece.block, target)) {
+    KVRING_RETURN_IF_ERROR(EnsureOwn(sizes_.stats, target.stats[piece.block], made));
+    target.sums[piece.block].resize(SumRow());
+  }
+  return absl::OkStatus();
+}
+
+void SequenceShardImpl::FillAngles(int layer, const AppendRows& rows) {
+  if (traits_.key_domain != KeyDomain::kPostRope) return;
+  const RopeTable* table = rope_[layer];
+  if (table == angles_table_ && std::ranges::equal(rows.positions, angles_positions_)) return;
+  angles_table_ = nullptr;
+  const int64_t n = static_cast<int64_t>(rows.positions.size());
+  if (n > kCachedAngles) return;
+  angles_table_ = table;
+  angles_positions_.assign(rows.positions.begin(), rows.positions.end());
+  angles_.resize(n * table->planes() * 2);
+  for (int64_t i = 0; i < n; ++i) {
+    RopeAngles(*table, rows.positions[i], angles_.data() + i * table->planes() * 2);
+  }
+}
+
+void SequenceShardImpl::StorePiece(int layer, const AppendRows& rows, Piece& piece) {
+  if (Gathers(piece.block, layers_[layer])) Gather(layer, rows, piece);
+  const float* const k_rows = rows.k + piece.row * KeyRow();
+  const float* const v_rows = rows.v + piece.row * ValueRow();
+  std::vector<float> k(k_rows, k_rows + piece.count * KeyRow());
+  std::vector<float> v(v_rows, v_rows + piece.count * ValueRow());
+  if (traits_.key_domain == KeyDomain::kPostRope) {
+    const RopeTable& table = *rope_[layer];
+    std::vector<float> own(table.planes() * 2);
+    for (int64_t i = 0; i < piece.count; ++i) {
+      const float* angles = angles_.data() + (piece.row + i) * table.planes() * 2;
+      if (angles_table_ == nullptr) {
+        RopeAngles(table, rows.positions[piece.row + i], own.data());
+        angles = own.data();
+      }
+      for (int head = 0; head < shape_.kv_heads; ++head) {
+        RopeRotate(table, angles, k.data() + i * KeyRow() + head * shape_.dk);
+      }
+    }
+  }
+  codec_->ToValueDomain(v.data(), piece.count * shape_.kv_heads);
+  if (traits_.lossless) {
+    piece.error = EncodeLossless(layer, k.data(), v.data(), piece);
+  } else {
+    StoreExact(layers_[layer], k.data(), v.data(), piece);
+  }
+  piece.target->tokens = piece.first + static_cast<int>(piece.count);
+}
+
+void SequenceShardImpl::StoreExact(Layer& layer, const float* k, const float* v, Piece& piece) {
+  Block& block = *piece.target;
+  Half* const exact_k = Halves(block.exact) + piece.first * KeyRow();
+  Half* const exact_v = ExactV(block.exact) + piece.first * ValueRow();
+  ToHalves(k, piece.count * KeyRow(), exact_k, piece.counted.clamped);
+  ToHalves(v, piece.count * ValueRow(), exact_v, piece.counted.clamped);
+  if (piece.block != 0 || piece.first >= traits_.sink_tokens) return;
+  const int64_t sinks = std::min<int64_t>(piece.count, traits_.sink_tokens - piece.first);
+  std::copy_n(exact_k, sinks * KeyRow(), Halves(layer.sinks) + piece.first * KeyRow());
+  std::copy_n(exact_v, sinks * ValueRow(), SinkV(layer.sinks) + piece.first * ValueRow());
+}
+
+Error SequenceShardImpl::EncodeLossless(int layer, const float* k, const float* v, Piece& piece) {
+  std::vector<uint8_t*> pages;
+  for (const PageRef& page : piece.target->pages) pages.push_back(page.data());
+  EncodeArgs args;
+  args.layer = layer;
+  args.block_begin = piece.block * block_tokens();
+  args.first = piece.first;
+  args.count = static_cast<int>(piece.count);
+  args.k = k;
+  args.v = v;
+  args.pages = pages.data();
+  args.saturated = &piece.counted.saturated;
+  const Error error = codec_->Encode(args);
+  if (!error) piece.target->encoded = args.first + args.count;
+  return error;
+}
+
+// Statistics see what fp16 keeps of the rows. They are kept, for a cut inside the prefix.
+void SequenceShardImpl::Gather(int layer, const AppendRows& rows, const Piece& piece) {
+  const PageRef& stats = layers_[layer].stats[piece.block];
+  int64_t ignored = 0;  // the same numbers are counted where they are stored
+  ToHalves(rows.k + piece.row * KeyRow(), piece.count * KeyRow(),
+           Halves(stats) + piece.first * KeyRow(), ignored);
+  ToHalves(rows.q + piece.row * QueryRow(), piece.count * QueryRow(),
+           StatsQ(stats) + piece.first * QueryRow(), ignored);
+  ObserveRows(layer, piece.block, piece.first, static_cast<int>(piece.count));
+}
+
+void SequenceShardImpl::ObserveRows(int layer, int64_t block, int first, int count) {
+  Layer& target = layers_[layer];
+  const Half* const stats_k = Halves(target.stats[block]) + first * KeyRow();
+  const Half* const stats_q = StatsQ(target.stats[block]) + first * QueryRow();
+  std::vector<float> k(count * KeyRow()), q(count * QueryRow());
+  std::transform(stats_k, stats_k + k.size(), k.begin(), HalfToFloat);
+  std::transform(stats_q, stats_q + q.size(), q.begin(), HalfToFloat);
+  ObserveArgs args;
+  args.layer = layer;
+  args.begin = block * block_tokens() + first;
+  args.count = count;
+  args.k = k.data();
+  args.q = q.data();
+  codec_->Observe(args, target.sums[block].data());
+}
+
+}  // namespace kvring

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one implementation of SequenceShard; kvstore's own. Its parts: shard_append.cc (rows in), shard_encode.cc (rows to
+// pages, cells closed), shard_cut.cc (fork, truncate), shard_io.cc (bytes out and in), sequence_shard.cc (the rest).
+//
+// Invariants between steps, in every layer: the tokens of this rank are those below length(); a block has its pages when
+// all its tokens are encoded, its exact rows when its index is at least `gone`. Both depend on the history of lengths
+// alone and not on which blocks this rank has, so that all ranks answer alike to a cut.
+//
+// Slots of a page beyond `tokens` are zero, except after a cut that left no exact rows to encode the block anew from; they
+// are never read, and Encode writes a slot whole. Sinks: codecs that encode token by token leave the slots of the sinks
+// zero, codecs with page-wide parameters get the whole block. Rows of sinks are always read from their own slot.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvstore/kv_bytes.h"
+#include "kvstore/sequence_shard.h"
+
+namespace kvring {
+
+class SequenceShardImpl final : public SequenceShard {
+ public:
+  SequenceShardImpl(const SequenceShardOptions& options, const ShardMap& map);
+  ~SequenceShardImpl() override = default;
+
+  absl::Status Append(int layer, const AppendRows& rows) override;
+  int64_t prefix_blocks() const override { return traits_.prefix_tokens / shape_.block_tokens; }
+  bool frozen(int layer) const override { return layers_[layer].state != nullptr; }
+  const float* BlockSums(int layer, int64_t block) const override;
+  absl::Status Freeze(int layer, const float* sums) override;
+  absl::Status EncodeReady(int layer, int64_t length) override;
+  void CloseCells(int layer, int64_t length) override;
+  void Pages(int layer, int head, int virtual_shard, std::vector<PageView>& pages) const override;
+  const float* State(int layer, int head) const override;
+  int64_t length() const override { return length_; }
+  void SetLength(int64_t length) override;
+  int64_t local_tokens() const override { return layers_.empty() ? 0 : layers_[0].tokens; }
+  absl::StatusOr<std::unique_ptr<SequenceShard>> Fork(int64_t length) const override;
+  absl::Status Truncate(int64_t length) override;
+  int64_t bytes() const override { return bytes_; }
+  const KvCounters& counters() const override { return counters_; }
+
+ private:
+  friend class ShardWriter;
+  friend class ShardReader;
+
+  struct Block {
+    int tokens = 0;   // slots in use
+    int encoded = 0;  // slots that the pages hold
+    int exact_first =
+        0;  // first slot whose exact row exists; above 0 in a block that goes on after its cell closed
+    PageRef exact;
+    std::vector<PageRef> pages;  // [kv_heads], empty before the block is encoded
+  };
+  struct ShardBlocks {  // of one virtual shard, by cycle
+    std::vector<Block> blocks;
+    int64_t first_open = 0;   // earlier blocks are full and encoded
+    int64_t first_exact = 0;  // earlier blocks are full and have no exact rows
+  };
+  struct Layer {
+    std::vector<ShardBlocks> shards;  // by virtual shard, from FirstShard(slot) on
+    int64_t tokens = 0;
+    int64_t gone = 0;  // blocks of the sequence before this one have no exact rows on any rank
+    PageRef sinks;
+    std::vector<PageRef> stats;  // [prefix_blocks] rows that the sums were taken from
+    std::vector<std::vector<float>>
+        sums;  // [prefix_blocks][kv_heads * SumFloats()], empty: none seen
+    std::shared_ptr<const std::vector<float>> state;  // [kv_heads][StateFloats()]
+  };
+  // Part of an Append that falls into one block.
+  struct Piece {
+    int64_t row = 0, count = 0;  // of the caller's rows
+    int64_t block = 0;           // of the sequence
+    int first = 0;               // slot of the first row
+    Block* target = nullptr;
+    KvCounters counted = {};
+    Error error = {};
+  };
+  // Slots of a block to encode.
+  struct EncodeTask {
+    int64_t block = 0;
+    Block* target = nullptr;
+    int first = 0, count = 0;
+    int64_t saturated = 0;
+    Error error = {};
+  };
+
+  // Sizes.
+  int64_t block_tokens() const { return shape_.block_tokens; }
+  int64_t KeyRow() const { return static_cast<int64_t>(shape_.kv_heads) * shape_.dk; }
+  int64_t ValueRow() const { return static_cast<int64_t>(shape_.kv_heads) * shape_.dv; }
+  int64_t QueryRow() const { return static_cast<int64_t>(shape_.query_heads) * shape_.dk; }
+  int64_t SumRow() const { return shape_.kv_heads * codec_->SumFloats(); }
+  bool Gathers(int64_t block, const Layer& layer) const {
+    return sizes_.stats > 0 && block < prefix_blocks() && !layer.state;
+  }
+  bool Ready(const Layer& layer) const { return traits_.prefix_tokens == 0 || layer.state; }
+  int64_t BlockIndex(int run_index, int64_t cycle) const {
+    return map_.Token(first_shard_ + run_index, cycle * block_tokens()) / block_tokens();
+  }
+  // Parts of slots.
+  static Half* Halves(const PageRef& slot) { return reinterpret_cast<Half*>(slot.data()); }
+  Half* ExactV(const PageRef& exact) const { return Halves(exact) + block_tokens() * KeyRow(); }
+  Half* SinkV(const PageRef& sinks) const { return Halves(sinks) + traits_.sink_tokens * KeyRow(); }
+  Half* StatsQ(const PageRef& stats) const { return Halves(stats) + block_tokens() * KeyRow(); }
+
+  // Slots, counted in bytes_.
+  absl::Status Allocate(int64_t bytes, PageRef& slot);
+  void Release(PageRef& slot);
+  void ReleasePages(Block& block);
+  absl::Status MakeUnique(PageRef& slot);  // a copy of its own when it is shared
+  absl::Status EnsureOwn(int64_t bytes, PageRef& slot, std::vector<PageRef*>& made);
+  absl::Status EnsurePages(int layer, Block& block);
+
+  // Append.
+  absl::Status CheckRows(int layer, const AppendRows& rows) const;
+  absl::StatusOr<std::vector<Piece>> CutPieces(int layer, const AppendRows& rows);
+  absl::Status ReserveSlots(int layer, std::vector<Piece>& pieces);
+  absl::Status ReservePiece(int layer, Piece& piece, std::vector<PageRef*>& made);
+  void FillAngles(int layer, const AppendRows& rows);
+  void StorePiece(int layer, const AppendRows& rows, Piece& piece);
+  void StoreExact(Layer& layer, const float* k, const float* v, Piece& piece);
+  Error EncodeLossless(int layer, const float* k, const float* v, Piece& piece);
+  void Gather(int layer, const AppendRows& rows, const Piece& piece);
+  void ObserveRows(int layer, int64_t block, int first, int count);
+
+  // Encode.
+  void CollectReady(Layer& layer, std::vector<EncodeTask>& tasks);
+  absl::Status RunTasks(int layer, std::vector<EncodeTask>& tasks);
+  void RunTask(int layer, EncodeTask& task) const;
+  void DropExact(Layer& layer, int64_t kept);
+  void DropStatistics(Layer& layer);
+
+  // Cut.
+  bool CutWorks(int64_t length) const;
+  absl::Status CheckCut(int64_t length) const;
+  absl::Status Cut(int64_t length);
+  absl::Status CutLayer(int layer, int64_t length);
+  void CutBlock(Block& block, int tokens);
+  void CutStatistics(int layer, int64_t length);
+  void Unfreeze(Layer& layer);
+
+  std::shared_ptr<const Codec> codec_;
+  CodecTraits traits_;
+  KvShape shape_;
+  std::vector<const RopeTable*> rope_;
+  VisibilityRule rule_;
+  PagePool* pool_;
+  ShardMap map_;
+  int slot_, first_shard_;
+  SlotSizes sizes_;
+  std::vector<Layer> layers_;
+  std::vector<float> no_sums_;  // [kv_heads * SumFloats()] zeros
+  int64_t length_ = 0, bytes_ = 0;
+  KvCounters counters_;
+
+  // Angles of the last Append: a step appends the same positions in every layer, and most models have one table.
+  const RopeTable* angles_table_ = nullptr;
+  std::vector<int64_t> angles_positions_;
+  std::vector<float> angles_;  // [n][planes][2]
+};
+
+}  // namespace kvring
