@@ -26,12 +26,15 @@ enum class CommKind : uint8_t { kBarrier, kBroadcast, kAllGatherV, kAllToAllV, k
 
 struct CommOp {
   CommKind kind = CommKind::kBarrier;
-  int root = 0;                 // kBroadcast: who has the data. kSendRecv: unused
-  const void* send = nullptr;   // kBroadcast on the root: the data; kAllGatherV: own part; kAllToAllV: parts for rank 0, 1, ..
-  void* recv = nullptr;         // kBroadcast elsewhere: room for it; else parts from rank 0, 1, .. one after the other
-  std::vector<int64_t> send_bytes;  // kAllGatherV: [1]; kAllToAllV: [N]; kBroadcast: [1], the same on all; kSendRecv: [1]
-  std::vector<int64_t> recv_bytes;  // kAllGatherV, kAllToAllV: [N]; kSendRecv: [1]
-  int to = -1, from = -1;       // kSendRecv: ring neighbours
+  int root = 0;  // kBroadcast: who has the data
+  // kBroadcast on the root: the data; kAllGatherV: own part; kAllToAllV: parts for rank 0, 1, .. one after the other.
+  const void* send = nullptr;
+  // kBroadcast elsewhere: room for the data; else parts from rank 0, 1, .. one after the other.
+  void* recv = nullptr;
+  // kAllGatherV, kSendRecv: [1]; kAllToAllV: [N]; kBroadcast: [1], the same on all.
+  std::vector<int64_t> send_bytes = {};
+  std::vector<int64_t> recv_bytes = {};  // kAllGatherV, kAllToAllV: [N]; kSendRecv: [1]
+  int to = -1, from = -1;                // kSendRecv: ring neighbours
 };
 
 // One posted operation. Destroying a Pending that is not done aborts the communicator.
@@ -63,12 +66,12 @@ class Communicator {
   absl::Status Broadcast(int root, void* data, int64_t bytes, Deadline deadline);
   // Length first, then the bytes: for messages whose size only the root knows. `data` is replaced on the others.
   absl::Status BroadcastString(int root, std::string& data, Deadline deadline);
-  absl::Status AllGatherV(const void* send, int64_t send_bytes, void* recv, std::span<const int64_t> recv_bytes,
-                          Deadline deadline);
+  absl::Status AllGatherV(const void* send, int64_t send_bytes, void* recv,
+                          std::span<const int64_t> recv_bytes, Deadline deadline);
   absl::Status AllToAllV(const void* send, std::span<const int64_t> send_bytes, void* recv,
                          std::span<const int64_t> recv_bytes, Deadline deadline);
-  absl::Status SendRecv(int to, const void* send, int64_t send_bytes, int from, void* recv, int64_t recv_bytes,
-                        Deadline deadline);
+  absl::Status SendRecv(int to, const void* send, int64_t send_bytes, int from, void* recv,
+                        int64_t recv_bytes, Deadline deadline);
 
  protected:
   CommTraffic traffic_;

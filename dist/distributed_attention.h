@@ -45,7 +45,8 @@ class DistributedAttention {
   virtual ~DistributedAttention() = default;
 
   // Bytes of the buffers of a step: own_rows query tokens here, step_tokens of all ranks together. What a memory plan counts.
-  static int64_t BufferBytes(const KvShape& shape, int ranks, int64_t own_rows, int64_t step_tokens);
+  static int64_t BufferBytes(const KvShape& shape, int ranks, int64_t own_rows,
+                             int64_t step_tokens);
 
   // Own rows: slice by slice, a replicated slice's tokens all, a gather-Q slice's tokens whose home is this rank, in order.
   // q: [own rows][query_heads][dk] after RoPE, unscaled. out: [own rows][query_heads][dv], back in the plain value domain.

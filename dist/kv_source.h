@@ -15,7 +15,8 @@ class KvSource {
   // Sequence state of one (layer, KV head), or null: not frozen yet, or the codec has none.
   virtual const float* State(int layer, int head) const = 0;
   // Pages of one virtual shard of this rank, ascending positions; appended to `pages`. Thread-safe while nobody writes.
-  virtual void Pages(int layer, int head, int virtual_shard, std::vector<PageView>& pages) const = 0;
+  virtual void Pages(int layer, int head, int virtual_shard,
+                     std::vector<PageView>& pages) const = 0;
 };
 
 }  // namespace kvring

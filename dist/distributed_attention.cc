@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dist/distributed_attention.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "dist/local_attention.h"
+#include "dist/merge_tree.h"
+#include "kernels/parallel.h"
+
+namespace kvring {
+namespace {
+
+// Floats that one round of exchanges may hold on a rank: whole-prompt chunks go in several rounds. Rounds are a pure
+// function of slices and maps, so all ranks agree; rows are independent, so bits do not depend on them.
+constexpr int64_t kRoundFloats = int64_t{16} << 20;
+constexpr int64_t kFinishTokens = 128;  // tokens that one task of the last merge takes
+
+// Queries [begin, begin + tokens) of a slice that travel in one round.
+struct Part {
+  const AttentionSlice* slice = nullptr;
+  int64_t begin = 0, tokens = 0;
+  int64_t own_row = 0;  // row of this rank's q and out that its first own query of this part has
+  std::vector<int64_t> home_tokens;  // by rank: queries of the part at home there
+  const std::vector<std::vector<Subtree>>* subtrees = nullptr;  // by rank
+};
+
+// Calls run(position, count, home) for every run of tokens of one block in [begin, end), ascending.
+template <typename Run>
+void ForEachRun(const ShardMap& map, int64_t begin, int64_t end, const Run& run) {
+  const int64_t block = map.block_tokens();
+  for (int64_t t = begin; t < end;) {
+    const int64_t next = std::min(end, (t / block + 1) * block);
+    run(t, next - t, map.Home(t));
+    t = next;
+  }
+}
+
+// Position of the index-th own query of a part.
+int64_t OwnPosition(const Part& part, int rank, bool all, int64_t index) {
+  if (all) return part.begin + index;
+  int64_t position = -1;
+  ForEachRun(*part.slice->map, part.begin, part.begin + part.tokens,
+             [&](int64_t begin, int64_t count, int home) {
+               if (home != rank || position >= 0) return;
+               if (index < count) position = begin + index;
+               index -= count;
+             });
+  return position;
+}
+
+int64_t Sum(const std::vector<int64_t>& values) {
+  int64_t sum = 0;
+  for (int64_t value : values) sum += value;
+  return sum;
+}
+
+float* Room(std::vector<float>& buffer, int64_t floats) {
+  if (static_cast<int64_t>(buffer.size()) < floats) buffer.resize(floats);
+  return buffer.data();
+}
+
+std::vector<int64_t> Bytes(std::vector<int64_t> floats) {
+  for (int64_t& count : floats) count *= sizeof(float);
+  return floats;
+}
+
+class DistributedAttentionImpl : public DistributedAttention {
+ public:
+  DistributedAttentionImpl(Communicator* comm, const DistributedAttentionOptions& options)
+      : comm_(comm), options_(options), local_(options) {}
+
+  absl::Status Run(int layer, std::span<const AttentionSlice> slices, const float* q, float* out,
+                   Deadline deadline) override {
+    layer_ = layer;
+    q_ = q;
+    out_ = out;
+    deadline_ = deadline;
+    const absl::Status status = RunSlices(slices);
+    // The others wait for this rank in the next exchange at the latest: tell them.
+    if (!status.ok()) comm_->Abort(status);
+    return Annotate(status, absl::StrCat("attention of layer ", layer));
+  }
+
+ private:
+  using Round = std::vector<Part>;
+  absl::Status RunSlices(std::span<const AttentionSlice> slices);
+  absl::Status Check(std::span<const AttentionSlice> slices) const;
+  void FindSubtrees(std::span<const AttentionSlice> slices);
+  std::vector<Round> MakeRounds(std::span<const AttentionSlice> slices, bool gathers) const;
+  int64_t FloatsPerToken(const std::vector<std::vector<Subtree>>& subtrees) const;
+  absl::Status RunReplicated(const Round& round);
+  absl::Status RunGather(const Round& round);
+  absl::Status GatherQueries(const Round& round);
+  absl::Status ReturnPartials(const Round& round, const std::vector<LocalWork>& works);
+  float* PackPartials(const Part& part, const LocalWork& work, int to, float* at) const;
+  std::vector<LocalWork> Attend(const Round& round, const float* q, bool sorted);
+  absl::Status FinishRound(const Round& round, const std::vector<int64_t>& tokens,
+                           const float* partials);
+  absl::Status FinishTile(const Part& part, int64_t tokens, std::span<const TreePart> parts,
+                          int head, int64_t first, int64_t count) const;
+  absl::Status Fault(const Part& part, int head, int64_t row, const std::string& what) const;
+
+  int64_t RowFloats() const { return int64_t{options_.shape.query_heads} * options_.shape.dk; }
+  int64_t Rows(int64_t tokens) const { return tokens * options_.shape.query_heads; }
+  int64_t Floats(int64_t tokens) const { return PartialFloats(Rows(tokens), options_.shape.dv); }
+  bool Gathers(const AttentionSlice& slice) const { return comm_->size() > 1 && !slice.replicated; }
+
+  Communicator* comm_;
+  const DistributedAttentionOptions options_;
+  LocalAttention local_;
+  // Of the call under way.
+  int layer_ = 0;
+  const float* q_ = nullptr;
+  float* out_ = nullptr;
+  Deadline deadline_;
+  std::vector<std::vector<std::vector<Subtree>>> subtrees_;  // by slice, by rank
+  // Reused between calls.
+  std::vector<float> gathered_, sorted_, partials_, outgoing_, incoming_;
+};
+
+absl::Status DistributedAttentionImpl::Check(std::span<const AttentionSlice> slices) const {
+  if (layer_ < 0 || layer_ >= static_cast<int>(options_.rope.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("no layer ", layer_));
+  }
+  if (options_.piece_tokens < 1 || options_.piece_tokens % options_.shape.block_tokens != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pieces of ", options_.piece_tokens, " tokens are not whole blocks"));
+  }
+  for (const AttentionSlice& slice : slices) {
+    if (slice.map->ranks() != comm_->size() ||
+        slice.map->block_tokens() != options_.shape.block_tokens) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a slice laid out for ", slice.map->ranks(), " ranks and blocks of ",
+                       slice.map->block_tokens(), " among ", comm_->size(), " ranks and blocks of ",
+                       options_.shape.block_tokens));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void DistributedAttentionImpl::FindSubtrees(std::span<const AttentionSlice> slices) {
+  subtrees_.assign(slices.size(), {});
+  for (size_t s = 0; s < slices.size(); ++s)
+    for (int rank = 0; rank < comm_->size(); ++rank)
+      subtrees_[s].push_back(slices[s].map->Subtrees(slices[s].map->SlotOfRank(rank)));
+}
+
+// Queries and partials that one more token of a round brings, at most, on any rank.
+int64_t DistributedAttentionImpl::FloatsPerToken(
+    const std::vector<std::vector<Subtree>>& subtrees) const {
+  int64_t partials = 0, most = 0;
+  for (const std::vector<Subtree>& of_rank : subtrees) {
+    partials += static_cast<int64_t>(of_rank.size());
+    most = std::max(most, static_cast<int64_t>(of_rank.size()));
+  }
+  return 2 * RowFloats() + (partials + 2 * most) * Floats(1);
+}
+
+std::vector<DistributedAttentionImpl::Round> DistributedAttentionImpl::MakeRounds(
+    std::span<const AttentionSlice> slices, bool gathers) const {
+  std::vector<Round> rounds;
+  int64_t room = 0, own_row = 0;
+  for (size_t s = 0; s < slices.size(); ++s) {
+    const AttentionSlice& slice = slices[s];
+    const int64_t cost = FloatsPerToken(subtrees_[s]);
+    const bool mine = Gathers(slice) == gathers;
+    for (int64_t done = 0; done < slice.tokens;) {
+      if (mine && room < cost) {
+        rounds.emplace_back();
+        room = std::max(cost, kRoundFloats);
+      }
+      Part part{&slice, slice.begin + done, slice.tokens - done, own_row, {}, &subtrees_[s]};
+      if (mine) part.tokens = std::min(part.tokens, room / cost);
+      part.home_tokens.assign(comm_->size(), 0);
+      ForEachRun(*slice.map, part.begin, part.begin + part.tokens,
+                 [&](int64_t, int64_t count, int home) { part.home_tokens[home] += count; });
+      own_row += Gathers(slice) ? part.home_tokens[comm_->rank()] : part.tokens;
+      done += part.tokens;
+      if (!mine) continue;
+      room -= part.tokens * cost;
+      rounds.back().push_back(std::move(part));
+    }
+  }
+  return rounds;
+}
+
+absl::Status DistributedAttentionImpl::RunSlices(std::span<const AttentionSlice> slices) {
+  KVRING_RETURN_IF_ERROR(Check(slices));
+  FindSubtrees(slices);
+  for (const Round& round : MakeRounds(slices, true)) KVRING_RETURN_IF_ERROR(RunGather(round));
+  for (const Round& round : MakeRounds(slices, false)) KVRING_RETURN_IF_ERROR(RunReplicated(round));
+  return absl::OkStatus();
+}
+
+// This rank's partials of a round, in partials_, part by part. q: rows of the whole parts, one part after the other when
+// `sorted`, else this rank's own rows as the caller gave them.
+std::vector<LocalWork> DistributedAttentionImpl::Attend(const Round& round, const float* q,
+                                                        bool sorted) {
+  std::vector<LocalWork> works;
+  int64_t floats = 0, rows = 0;
+  for (const Part& part : round)
+    floats += Floats(part.tokens) * static_cast<int64_t>((*part.subtrees)[comm_->rank()].size());
+  float* at = Room(partials_, floats);
+  for (const Part& part : round) {
+    const std::vector<Subtree>& own = (*part.subtrees)[comm_->rank()];
+    const float* part_q = q + (sorted ? rows : part.own_row) * RowFloats();
+    works.push_back({part.slice, part.begin, part.tokens, part_q, own, at});
+    at += Floats(part.tokens) * static_cast<int64_t>(own.size());
+    rows += part.tokens;
+  }
+  local_.Run(layer_, works);
+  return works;
+}
+
+absl::Status DistributedAttentionImpl::RunReplicated(const Round& round) {
+  Attend(round, q_, false);
+  std::vector<int64_t> tokens, floats(comm_->size(), 0);
+  for (const Part& part : round) {
+    tokens.push_back(part.tokens);
+    for (int rank = 0; rank < comm_->size(); ++rank)
+      floats[rank] += Floats(part.tokens) * static_cast<int64_t>((*part.subtrees)[rank].size());
+  }
+  if (comm_->size() == 1) return FinishRound(round, tokens, partials_.data());
+  KVRING_RETURN_IF_ERROR(comm_->AllGatherV(
+      partials_.data(), floats[comm_->rank()] * static_cast<int64_t>(sizeof(float)),
+      Room(incoming_, Sum(floats)), Bytes(floats), deadline_));
+  return FinishRound(round, tokens, incoming_.data());
+}
+
+absl::Status DistributedAttentionImpl::RunGather(const Round& round) {
+  KVRING_RETURN_IF_ERROR(GatherQueries(round));
+  const std::vector<LocalWork> works = Attend(round, sorted_.data(), true);
+  KVRING_RETURN_IF_ERROR(ReturnPartials(round, works));
+  std::vector<int64_t> tokens;
+  for (const Part& part : round) tokens.push_back(part.home_tokens[comm_->rank()]);
+  return FinishRound(round, tokens, incoming_.data());
+}
+
+// Everybody's queries of the round, in sorted_, part by part in order of position.
+absl::Status DistributedAttentionImpl::GatherQueries(const Round& round) {
+  const int ranks = comm_->size(), rank = comm_->rank();
+  std::vector<int64_t> floats(ranks, 0);
+  for (const Part& part : round)
+    for (int r = 0; r < ranks; ++r) floats[r] += part.home_tokens[r] * RowFloats();
+  float* own = Room(outgoing_, floats[rank]);
+  for (const Part& part : round)
+    own = std::copy_n(q_ + part.own_row * RowFloats(), part.home_tokens[rank] * RowFloats(), own);
+  KVRING_RETURN_IF_ERROR(comm_->AllGatherV(outgoing_.data(),
+                                           floats[rank] * static_cast<int64_t>(sizeof(float)),
+                                           Room(gathered_, Sum(floats)), Bytes(floats), deadline_));
+  std::vector<const float*> from(ranks);
+  int64_t at = 0;
+  for (int r = 0; r < ranks; at += floats[r++]) from[r] = gathered_.data() + at;
+  float* to = Room(sorted_, Sum(floats));
+  for (const Part& part : round) {
+    ForEachRun(*part.slice->map, part.begin, part.begin + part.tokens,
+               [&](int64_t, int64_t count, int home) {
+                 to = std::copy_n(from[home], count * RowFloats(), to);
+                 from[home] += count * RowFloats();
+               });
+  }
+  return absl::OkStatus();
+}
+
+// Copies the rows that are at home on rank `to` out of one part's partials; the end of what was written.
+float* DistributedAttentionImpl::PackPartials(const Part& part, const LocalWork& work, int to,
+                                              float* at) const {
+  const int64_t group = options_.shape.group(), dv = options_.shape.dv;
+  const int64_t home = part.home_tokens[to];
+  for (size_t s = 0; s < work.subtrees.size(); ++s, at += Floats(home)) {
+    const SoftmaxPartial all = PartialAt(work.out + s * Floats(part.tokens), Rows(part.tokens), dv);
+    const SoftmaxPartial packed = PartialAt(at, Rows(home), dv);
+    int64_t done = 0;
+    const auto copy = [&](int64_t begin, int64_t count, int owner) {
+      if (owner != to) return;
+      for (int head = 0; head < options_.shape.kv_heads; ++head) {
+        const int64_t source = (head * part.tokens + begin - part.begin) * group;
+        const int64_t target = (head * home + done) * group, rows = count * group;
+        std::copy_n(all.m + source, rows, packed.m + target);
+        std::copy_n(all.l + source, rows, packed.l + target);
+        std::copy_n(all.o + source * dv, rows * dv, packed.o + target * dv);
+      }
+      done += count;
+    };
+    ForEachRun(*part.slice->map, part.begin, part.begin + part.tokens, copy);
+  }
+  return at;
+}
+
+// Partials of this rank's own queries from every rank, in incoming_: rank by rank, part by part.
+absl::Status DistributedAttentionImpl::ReturnPartials(const Round& round,
+                                                      const std::vector<LocalWork>& works) {
+  const int ranks = comm_->size(), rank = comm_->rank();
+  std::vector<int64_t> sends(ranks, 0), receives(ranks, 0);
+  for (const Part& part : round) {
+    for (int r = 0; r < ranks; ++r) {
+      const auto own = static_cast<int64_t>((*part.subtrees)[rank].size());
+      const auto theirs = static_cast<int64_t>((*part.subtrees)[r].size());
+      sends[r] += own * Floats(part.home_tokens[r]);
+      receives[r] += theirs * Floats(part.home_tokens[rank]);
+    }
+  }
+  float* at = Room(outgoing_, Sum(sends));
+  for (int r = 0; r < ranks; ++r)
+    for (size_t p = 0; p < round.size(); ++p) at = PackPartials(round[p], works[p], r, at);
+  return comm_->AllToAllV(outgoing_.data(), Bytes(sends), Room(incoming_, Sum(receives)),
+                          Bytes(receives), deadline_);
+}
+
+// Merges what all ranks found and writes this rank's rows of out. tokens: own queries, by part. partials: rank by rank,
+// part by part, subtree by subtree; used up.
+absl::Status DistributedAttentionImpl::FinishRound(const Round& round,
+                                                   const std::vector<int64_t>& tokens,
+                                                   const float* partials) {
+  std::vector<std::vector<TreePart>> trees(round.size());
+  float* at = const_cast<float*>(partials);
+  for (int rank = 0; rank < comm_->size(); ++rank) {
+    for (size_t p = 0; p < round.size(); ++p) {
+      for (const Subtree& tree : (*round[p].subtrees)[rank]) {
+        trees[p].push_back({tree, PartialAt(at, Rows(tokens[p]), options_.shape.dv)});
+        at += Floats(tokens[p]);
+      }
+    }
+  }
+  struct Tile {
+    size_t part;
+    int head;
+    int64_t first, count;
+  };
+  std::vector<Tile> tiles;
+  for (size_t p = 0; p < round.size(); ++p) {
+    std::sort(trees[p].begin(), trees[p].end(),
+              [](const TreePart& a, const TreePart& b) { return a.tree.first < b.tree.first; });
+    for (int head = 0; head < options_.shape.kv_heads; ++head)
+      for (int64_t first = 0; first < tokens[p]; first += kFinishTokens)
+        tiles.push_back({p, head, first, std::min(kFinishTokens, tokens[p] - first)});
+  }
+  std::vector<absl::Status> statuses(tiles.size());
+  ParallelFor(static_cast<int64_t>(tiles.size()), [&](int64_t i) {
+    const auto [p, head, first, count] = tiles[i];
+    statuses[i] = FinishTile(round[p], tokens[p], trees[p], head, first, count);
+  });
+  for (const absl::Status& status : statuses) KVRING_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+absl::Status DistributedAttentionImpl::FinishTile(const Part& part, int64_t tokens,
+                                                  std::span<const TreePart> parts, int head,
+                                                  int64_t first, int64_t count) const {
+  const KvShape& shape = options_.shape;
+  const int64_t group = shape.group(), rows = count * group, row = (head * tokens + first) * group;
+  std::vector<TreePart> tile(parts.begin(), parts.end());
+  for (TreePart& node : tile) {
+    node.partial = node.partial.Slice(row, rows);
+    if (const int64_t bad = FindNonFinite(node.partial); bad >= 0) {
+      return Fault(part, head, first * group + bad,
+                   absl::StrCat("is not finite over virtual shards ", node.tree.first, " to ",
+                                node.tree.first + (1 << node.tree.level) - 1));
+    }
+  }
+  const int level = std::countr_zero(static_cast<unsigned>(part.slice->map->virtual_shards()));
+  const SoftmaxPartial merged = FoldTree(tile, {0, level});
+  std::vector<float> output(static_cast<size_t>(rows * shape.dv));
+  if (!Finalize(merged, output.data())) {
+    int64_t bad = 0;
+    while (Finalize(merged.Slice(bad, 1), output.data())) ++bad;
+    return Fault(part, head, first * group + bad,
+                 merged.l[bad] == 0.0f ? "sees no key" : "is not finite");
+  }
+  part.slice->kv->codec().FinishOutput(layer_, head, output.data(), rows);
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t out_row = (part.own_row + first + t) * shape.query_heads + head * group;
+    std::copy_n(output.data() + t * group * shape.dv, group * shape.dv, out_ + out_row * shape.dv);
+  }
+  return absl::OkStatus();
+}
+
+// row: of the part's own queries, [token][query of group].
+absl::Status DistributedAttentionImpl::Fault(const Part& part, int head, int64_t row,
+                                             const std::string& what) const {
+  const int64_t group = options_.shape.group();
+  const int64_t position = OwnPosition(part, comm_->rank(), !Gathers(*part.slice), row / group);
+  return absl::InternalError(absl::StrCat("rank ", comm_->rank(), ", layer ", layer_, ", head ",
+                                          head * group + row % group, ", position ", position,
+                                          ": attention ", what));
+}
+
+}  // namespace
+
+std::unique_ptr<DistributedAttention> DistributedAttention::Create(
+    Communicator* comm, const DistributedAttentionOptions& options) {
+  return std::make_unique<DistributedAttentionImpl>(comm, options);
+}
+
+}  // namespace kvring

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dist/local_attention.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "dist/merge_tree.h"
+#include "kernels/parallel.h"
+
+namespace kvring {
+namespace {
+
+// Rows of one tile: its partials (a few of them, by the tree's depth) stay in a core's second-level cache, and a page is
+// decoded once for this many rows.
+constexpr int64_t kTileRows = 384;
+constexpr int kTasksPerThread =
+    4;  // so that the last task does not leave the other threads idle for long
+
+}  // namespace
+
+// One tile of queries of one KV head against one subtree.
+struct LocalAttention::Task {
+  const LocalWork* work = nullptr;
+  Subtree tree;
+  SoftmaxPartial into;
+  int head = 0;
+  int64_t first = 0, count = 0;  // tokens of the tile, from the work's begin
+  const float* raw_q = nullptr;
+  const float* packed_q = nullptr;
+  int parts =
+      1;  // tasks, this one and those behind it, that make up a subtree of the rank; 0: one of those behind
+};
+
+struct LocalAttention::Scratch {
+  AttendScratch attend;
+  AttendArgs args;
+  std::vector<int64_t> positions;
+  std::vector<PageView> pages;
+  std::vector<std::vector<float>> partials;  // by depth: [0] a piece, [1 + level] a right half
+
+  SoftmaxPartial Partial(size_t depth, const SoftmaxPartial& like) {
+    if (partials.size() <= depth) partials.resize(depth + 1);
+    std::vector<float>& floats = partials[depth];
+    const size_t need = static_cast<size_t>(PartialFloats(like.rows, like.dv));
+    if (floats.size() < need) floats.resize(need);
+    return PartialAt(floats.data(), like.rows, like.dv);
+  }
+};
+
+LocalAttention::LocalAttention(const DistributedAttentionOptions& options)
+    : options_(options),
+      tile_tokens_(std::max<int64_t>(1, kTileRows / std::max(1, options.shape.group()))) {}
+
+LocalAttention::~LocalAttention() = default;
+
+std::unique_ptr<LocalAttention::Scratch> LocalAttention::TakeScratch() {
+  std::lock_guard<std::mutex> lock(scratch_mutex_);
+  if (idle_.empty()) return std::make_unique<Scratch>();
+  std::unique_ptr<Scratch> scratch = std::move(idle_.back());
+  idle_.pop_back();
+  return scratch;
+}
+
+void LocalAttention::GiveScratch(std::unique_ptr<Scratch> scratch) {
+  std::lock_guard<std::mutex> lock(scratch_mutex_);
+  idle_.push_back(std::move(scratch));
+}
+
+int64_t LocalAttention::Tiles(const LocalWork& work) const {
+  return (work.tokens + tile_tokens_ - 1) / tile_tokens_;
+}
+
+// Scales queries and brings them to the codec's domain, once per query and head.
+void LocalAttention::Prepare(int layer, std::span<const LocalWork> works) {
+  const KvShape& shape = options_.shape;
+  const int64_t group = shape.group(), dk = shape.dk, row = int64_t{shape.query_heads} * dk;
+  struct Part {
+    size_t work;
+    int head;
+    int64_t first, count;
+  };
+  std::vector<Part> parts;
+  int64_t floats = 0;
+  q_offset_.clear();
+  for (size_t w = 0; w < works.size(); ++w) {
+    q_offset_.push_back(floats);
+    floats += works[w].tokens * row;
+    for (int head = 0; head < shape.kv_heads; ++head)
+      for (int64_t first = 0; first < works[w].tokens; first += tile_tokens_)
+        parts.push_back({w, head, first, std::min(tile_tokens_, works[w].tokens - first)});
+  }
+  if (static_cast<int64_t>(raw_q_.size()) < floats) raw_q_.resize(floats), packed_q_.resize(floats);
+  const float scale = static_cast<float>(std::log2(std::exp(1.0)) / std::sqrt(double(dk)));
+  ParallelFor(static_cast<int64_t>(parts.size()), [&](int64_t p) {
+    const auto [w, head, first, count] = parts[p];
+    const LocalWork& work = works[w];
+    const int64_t at = q_offset_[w] + (head * work.tokens + first) * group * dk;
+    for (int64_t t = 0; t < count; ++t) {
+      const float* from = work.q + (first + t) * row + head * group * dk;
+      float* to = raw_q_.data() + at + t * group * dk;
+      for (int64_t i = 0; i < group * dk; ++i) to[i] = from[i] * scale;
+    }
+    const Codec& codec = work.slice->kv->codec();
+    const float* state = work.slice->kv->State(layer, head);
+    if (codec.StateFloats() > 0 && state == nullptr) {  // nothing is packed yet: nobody reads it
+      std::copy_n(raw_q_.data() + at, count * group * dk, packed_q_.data() + at);
+      return;
+    }
+    codec.PrepareQuery(layer, head, state, raw_q_.data() + at, count * group,
+                       packed_q_.data() + at);
+  });
+}
+
+// The highest level at which to cut subtrees that still gives every thread enough tasks.
+int LocalAttention::ChooseLevel(std::span<const LocalWork> works) const {
+  int level = 0;
+  for (const LocalWork& work : works)
+    for (const Subtree& tree : work.subtrees) level = std::max(level, tree.level);
+  for (; level > 0; --level) {
+    int64_t tasks = 0;
+    for (const LocalWork& work : works)
+      for (const Subtree& tree : work.subtrees)
+        tasks += options_.shape.kv_heads * Tiles(work) << std::max(0, tree.level - level);
+    if (tasks >= int64_t{kTasksPerThread} * Threads()) break;
+  }
+  return level;
+}
+
+std::vector<LocalAttention::Task> LocalAttention::Plan(std::span<const LocalWork> works) {
+  const KvShape& shape = options_.shape;
+  const int level = ChooseLevel(works);
+  std::vector<Task> tasks;
+  for (size_t w = 0; w < works.size(); ++w) {
+    const LocalWork& work = works[w];
+    const int64_t rows = work.tokens * shape.query_heads;
+    for (size_t s = 0; s < work.subtrees.size(); ++s) {
+      float* out = work.out + s * PartialFloats(rows, shape.dv);
+      Task task{&work, work.subtrees[s], PartialAt(out, rows, shape.dv)};
+      for (task.head = 0; task.head < shape.kv_heads; ++task.head)
+        for (task.first = 0; task.first < work.tokens; task.first += tile_tokens_)
+          AddTile(task, q_offset_[w], std::min(level, task.tree.level), tasks);
+    }
+  }
+  GiveRoom(tasks);
+  return tasks;
+}
+
+// `whole`: one tile against one subtree of the rank; into: all rows of the subtree. Adds its parts at level `cut`.
+void LocalAttention::AddTile(const Task& whole, int64_t q_offset, int cut,
+                             std::vector<Task>& tasks) const {
+  const int64_t group = options_.shape.group();
+  const int64_t row = (whole.head * whole.work->tokens + whole.first) * group;
+  Task task = whole;
+  task.count = std::min(tile_tokens_, whole.work->tokens - whole.first);
+  task.into = whole.into.Slice(row, task.count * group);
+  task.raw_q = raw_q_.data() + q_offset + row * options_.shape.dk;
+  task.packed_q = packed_q_.data() + q_offset + row * options_.shape.dk;
+  task.parts = 1 << (whole.tree.level - cut);
+  for (int part = 0; part < 1 << (whole.tree.level - cut); ++part) {
+    task.tree = {whole.tree.first + (part << cut), cut};
+    tasks.push_back(task);
+    task.parts = 0;
+  }
+}
+
+// The first part of a tile writes to its final place, the others beside it.
+void LocalAttention::GiveRoom(std::vector<Task>& tasks) {
+  int64_t floats = 0;
+  for (const Task& task : tasks)
+    if (task.parts == 0) floats += PartialFloats(task.into.rows, task.into.dv);
+  if (static_cast<int64_t>(split_.size()) < floats) split_.resize(floats);
+  float* next = split_.data();
+  for (Task& task : tasks) {
+    if (task.parts != 0) continue;
+    task.into = PartialAt(next, task.into.rows, task.into.dv);
+    next += PartialFloats(task.into.rows, task.into.dv);
+  }
+}
+
+void LocalAttention::Run(int layer, std::span<const LocalWork> works) {
+  Prepare(layer, works);
+  const std::vector<Task> tasks = Plan(works);
+  ParallelFor(static_cast<int64_t>(tasks.size()), [&](int64_t i) { Attend(layer, tasks[i]); });
+  std::vector<size_t> cut;
+  for (size_t i = 0; i < tasks.size(); ++i)
+    if (tasks[i].parts > 1) cut.push_back(i);
+  ParallelFor(static_cast<int64_t>(cut.size()), [&](int64_t i) {
+    const std::span<const Task> halves(&tasks[cut[i]], tasks[cut[i]].parts);
+    std::vector<TreePart> parts;
+    for (const Task& half : halves) parts.push_back({half.tree, half.into});
+    const int level = halves[0].tree.level + std::countr_zero(halves.size());
+    FoldTree(parts, {halves[0].tree.first, level});
+  });
+}
+
+void LocalAttention::Attend(int layer, const Task& task) {
+  std::unique_ptr<Scratch> scratch = TakeScratch();
+  const KvShape& shape = options_.shape;
+  const AttentionSlice& slice = *task.work->slice;
+  scratch->positions.clear();
+  for (int64_t t = 0; t < task.count; ++t)
+    scratch->positions.insert(scratch->positions.end(), shape.group(),
+                              task.work->begin + task.first + t);
+  AttendArgs& args = scratch->args;
+  args.codec = &slice.kv->codec();
+  args.layer = layer;
+  args.head = task.head;
+  args.state = slice.kv->State(layer, task.head);
+  args.block_tokens = shape.block_tokens;
+  args.rope = options_.rope[layer];
+  args.dk = shape.dk;
+  args.dv = shape.dv;
+  args.positions = scratch->positions;
+  args.raw_q = task.raw_q;
+  args.packed_q = task.packed_q;
+  args.rule = slice.rule;
+  args.chunk_begin = slice.begin;
+  if (!Node(task, *scratch, task.tree, task.into)) MakeEmpty(task.into);
+  GiveScratch(std::move(scratch));
+}
+
+// Attention over a subtree into `into`, whatever was there. False, and nothing written, when no row sees a key: an empty
+// partial changes no bit of what it is merged with.
+bool LocalAttention::Node(const Task& task, Scratch& scratch, const Subtree& tree,
+                          const SoftmaxPartial& into) {
+  if (tree.level == 0) return Shard(task, scratch, tree.first, into);
+  const int half = tree.level - 1;
+  const Subtree right{tree.first + (1 << half), half};
+  if (!Node(task, scratch, {tree.first, half}, into)) return Node(task, scratch, right, into);
+  const SoftmaxPartial other = scratch.Partial(1 + half, into);
+  if (Node(task, scratch, right, other)) Merge(into, other);
+  return true;
+}
+
+bool LocalAttention::Shard(const Task& task, Scratch& scratch, int virtual_shard,
+                           const SoftmaxPartial& into) {
+  const AttentionSlice& slice = *task.work->slice;
+  std::vector<PageView>& pages = scratch.pages;
+  pages.clear();
+  slice.kv->Pages(scratch.args.layer, task.head, virtual_shard, pages);
+  const int64_t last = scratch.args.positions.back();
+  const auto future = std::find_if(pages.begin(), pages.end(),
+                                   [last](const PageView& page) { return page.begin > last; });
+  pages.erase(future, pages.end());
+  bool any = false;
+  for (size_t first = 0, end = 0; first < pages.size(); first = end) {
+    const auto piece = [&](size_t page) {
+      return slice.map->LocalIndex(pages[page].begin) / options_.piece_tokens;
+    };
+    for (end = first + 1; end < pages.size() && piece(end) == piece(first);) ++end;
+    const SoftmaxPartial target = any ? scratch.Partial(0, into) : into;
+    MakeEmpty(target);
+    scratch.args.pages = std::span<const PageView>(pages).subspan(first, end - first);
+    AttendPages(scratch.args, scratch.attend, target);
+    if (any) Merge(into, target);
+    any = true;
+  }
+  return any;
+}
+
+}  // namespace kvring
