@@ -128,6 +128,7 @@ Findings CheckConditionals(const SourceFile& file) {
                                                            line.compare(word, 4, "elif") == 0);
     // Free: Highway's own pattern for code that is compiled once for each instruction set, and help for sanitizers.
     const bool free = line.find("HWY_") != std::string::npos ||
+                      line.find("_ONCE") != std::string::npos ||
                       line.find("__SANITIZE_ADDRESS__") != std::string::npos;
     if (conditional && !free) {
       findings.push_back({file.path, number, "conditional compilation"});
