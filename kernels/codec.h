@@ -51,6 +51,7 @@ struct CodecTraits {
   bool lossless = false;  // packed rows are the rows: no exact rows, no sinks are kept (f16, f32)
   int sink_tokens = 0;    // first tokens of the sequence that stay fp16
   int prefix_tokens = 0;  // kPrefix: tokens after which the sequence state is frozen; a multiple of the block
+  int dk = 0, dv = 0;     // head sizes that this codec was made for
 
   bool page_scoped() const { return k_scope == ParamScope::kPage || v_scope == ParamScope::kPage; }
 };
@@ -116,6 +117,7 @@ class Codec {
   virtual Error Encode(const EncodeArgs& args) const = 0;
 
   // packed_q = raw_q in the query domain; [rows][dk] each, raw_q after RoPE. state: [StateFloats()] of this (layer, head).
+  // The default copies.
   virtual void PrepareQuery(int layer, int head, const float* state, const float* raw_q, int64_t rows,
                             float* packed_q) const;
 

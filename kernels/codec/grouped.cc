@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/codec/grouped.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kernels/codec/codec_util.h"
+#include "kernels/codec/page_angles.h"
+#include "kernels/rope.h"
+
+namespace kvring {
+namespace {
+
+struct Range {
+  float lo = 0.0f, hi = 0.0f;
+};
+
+struct GroupParams {
+  float scale = 0.0f, offset = 0.0f;  // fp16-representable
+};
+
+void StoreHalf(float x, uint8_t* at) {
+  const Half h = FloatToHalfSaturated(x);
+  std::memcpy(at, &h, 2);
+}
+
+float LoadHalf(const uint8_t* at) {
+  Half h;
+  std::memcpy(&h, at, 2);
+  return HalfToFloat(h);
+}
+
+class GroupedCodec final : public Codec {
+ public:
+  GroupedCodec(const CodecRow& row, const CodecOptions& options, const Grid& grid)
+      : shape_(options.shape), grid_(grid), codes_(1 << grid.bits), block_(shape_.block_tokens) {
+    traits_.id = CanonicalId(row, options);
+    traits_.k_scope = ParamScope::kPage;
+    traits_.sink_tokens = kGroupedSinks;
+    traits_.dk = shape_.dk;
+    traits_.dv = shape_.dv;
+    if (!HasFlag(options, "post-rope")) {
+      traits_.key_domain = KeyDomain::kPreRope;
+      angles_ = MakePageAngles(options.rope, static_cast<int>(block_));
+    }
+    for (int j = 0; j + 1 < codes_; ++j) edges_[j] = 0.5f * (grid.numbers[j] + grid.numbers[j + 1]);
+    map_.kind = grid_.kind;
+    map_.table = grid_.numbers.data();
+    key_words_ = WordBytes(shape_.dk, block_, grid.bits);
+    value_words_ = WordBytes(block_, shape_.dv, grid.bits);
+    size_ = {key_words_ + 4LL * shape_.dk, value_words_ + 4 * block_};
+  }
+
+  const CodecTraits& traits() const override { return traits_; }
+  PageBytes PageSize(int, int) const override { return size_; }
+  Error Encode(const EncodeArgs& args) const override;
+  void DecodeKeys(int layer, int head, const float* state, const PageView& page,
+                  float* kt) const override;
+  void DecodeValues(int layer, int head, const float* state, const PageView& page,
+                    float* v) const override;
+
+ private:
+  GroupParams FindParams(Range range) const;
+  uint8_t Nearest(float x, const GroupParams& params) const;
+  void EncodeKeys(const EncodeArgs& args, int head) const;
+  void EncodeValues(const EncodeArgs& args, int head) const;
+  void EncodeRow(const float* x, int64_t n, Range range, int64_t row, uint8_t* words,
+                 uint8_t* params, int64_t param_rows) const;
+  void Unpack(const uint8_t* words, const uint8_t* params, int64_t param_rows, int64_t rows,
+              int64_t lanes, float* out) const;
+
+  KvShape shape_;
+  Grid grid_;
+  int codes_;
+  int64_t block_;
+  float edges_[15] = {};  // between neighbouring numbers
+  CodeMap map_;
+  int64_t key_words_ = 0, value_words_ = 0;
+  PageBytes size_;
+  std::vector<std::shared_ptr<const PageAngles>>
+      angles_;  // [layers]; empty when keys are kept after RoPE
+  CodecTraits traits_;
+};
+
+// Rows reach codecs as fp16 numbers, so lo is exact; the scale is rounded, and a positive one never to zero.
+GroupParams GroupedCodec::FindParams(Range range) const {
+  const float first = grid_.numbers[0], last = grid_.numbers[codes_ - 1];
+  GroupParams params;
+  params.scale = HalfToFloat(FloatToHalfSaturated((range.hi - range.lo) / (last - first)));
+  if (params.scale == 0.0f && range.hi > range.lo) params.scale = 0x1p-24f;
+  const float middle = range.lo + (range.hi - range.lo) * (-first / (last - first));
+  params.offset = HalfToFloat(FloatToHalfSaturated(middle));
+  return params;
+}
+
+uint8_t GroupedCodec::Nearest(float x, const GroupParams& params) const {
+  if (params.scale == 0.0f) return 0;
+  const float u = (x - params.offset) / params.scale;
+  if (grid_.kind == CodeKind::kInteger) {
+    return static_cast<uint8_t>(std::clamp(u + 0.5f, 0.0f, static_cast<float>(codes_ - 1)));
+  }
+  int code = 0;
+  for (int j = 0; j + 1 < codes_; ++j) code += u > edges_[j];
+  return static_cast<uint8_t>(code);
+}
+
+Range RangeOf(const float* x, int64_t n) {
+  const auto [lo, hi] = std::minmax_element(x, x + n);
+  return {*lo, *hi};
+}
+
+// One group: its codes into row `row` of words, its scale and offset into params [2][param_rows].
+void GroupedCodec::EncodeRow(const float* x, int64_t n, Range range, int64_t row, uint8_t* words,
+                             uint8_t* params, int64_t param_rows) const {
+  const GroupParams found = FindParams(range);
+  std::vector<uint8_t> codes(n);
+  for (int64_t i = 0; i < n; ++i) codes[i] = Nearest(x[i], found);
+  PackRow(codes.data(), n, grid_.bits, row, words);
+  StoreHalf(found.scale, params + 2 * row);
+  StoreHalf(found.offset, params + 2 * (param_rows + row));
+}
+
+void GroupedCodec::EncodeKeys(const EncodeArgs& args, int head) const {
+  const int64_t sinks = args.block_begin == 0 ? kGroupedSinks : 0;
+  std::vector<float> channel(block_);
+  for (int64_t i = 0; i < shape_.dk; ++i) {
+    for (int64_t t = 0; t < block_; ++t)
+      channel[t] = args.k[(t * shape_.kv_heads + head) * shape_.dk + i];
+    EncodeRow(channel.data(), block_, RangeOf(channel.data() + sinks, block_ - sinks), i,
+              args.pages[head], args.pages[head] + key_words_, shape_.dk);
+  }
+}
+
+void GroupedCodec::EncodeValues(const EncodeArgs& args, int head) const {
+  uint8_t* const part = args.pages[head] + size_.k;
+  for (int64_t t = 0; t < args.count; ++t) {
+    const float* const v = args.v + (t * shape_.kv_heads + head) * shape_.dv;
+    EncodeRow(v, shape_.dv, RangeOf(v, shape_.dv), args.first + t, part, part + value_words_,
+              block_);
+  }
+}
+
+Error GroupedCodec::Encode(const EncodeArgs& args) const {
+  const int64_t vectors = static_cast<int64_t>(args.count) * shape_.kv_heads;
+  if (args.first != 0 || args.count != block_)
+    return {"a codec with parameters per page was given part of a block"};
+  if (!AllFinite(args.k, vectors * shape_.dk) || !AllFinite(args.v, vectors * shape_.dv))
+    return kNotFinite;
+  for (int head = 0; head < shape_.kv_heads; ++head) {
+    EncodeKeys(args, head);
+    EncodeValues(args, head);
+  }
+  return {};
+}
+
+void GroupedCodec::Unpack(const uint8_t* words, const uint8_t* params, int64_t param_rows,
+                          int64_t rows, int64_t lanes, float* out) const {
+  std::vector<float> scale(rows), offset(rows);
+  for (int64_t r = 0; r < rows; ++r) {
+    scale[r] = LoadHalf(params + 2 * r);
+    offset[r] = LoadHalf(params + 2 * (param_rows + r));
+  }
+  UnpackRows(map_,
+             {words, grid_.bits, rows, lanes, lanes, lanes, scale.data(), offset.data(), out});
+}
+
+void GroupedCodec::DecodeKeys(int layer, int, const float*, const PageView& page, float* kt) const {
+  Unpack(page.packed, page.packed + key_words_, shape_.dk, shape_.dk, block_, kt);
+  std::vector<float> column(std::max<size_t>(shape_.dk, 2));
+  const int sinks = std::min(page.sinks, page.tokens);
+  for (int t = 0; t < sinks; ++t) {
+    LoadHalfRow(page.sink_k + t * page.sink_k_stride, shape_.dk, column.data());
+    StoreColumn(column.data(), shape_.dk, t, block_, kt);
+  }
+  for (int64_t i = 0; i < shape_.dk; ++i)
+    std::fill(kt + i * block_ + page.tokens, kt + (i + 1) * block_, 0.0f);
+  if (angles_.empty()) return;
+  const PageAngles& angles = *angles_[layer];
+  std::vector<float> base(2 * angles.table().planes());
+  RopeAngles(angles.table(), page.begin, base.data());
+  angles.RotateTile(base.data(), kt);
+}
+
+void GroupedCodec::DecodeValues(int, int, const float*, const PageView& page, float* v) const {
+  const uint8_t* const part = page.packed + size_.k;
+  Unpack(part, part + value_words_, block_, page.tokens, shape_.dv, v);
+  OverlayValueSinks(page, shape_.dv, static_cast<int>(block_), v);
+}
+
+}  // namespace
+
+std::unique_ptr<Codec> MakeGroupedCodec(const CodecRow& row, const CodecOptions& options,
+                                        const Grid& grid) {
+  return std::make_unique<GroupedCodec>(row, options, grid);
+}
+
+}  // namespace kvring

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/ref/codec_ref.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace kvring {
+namespace {
+
+uint64_t SignBits(uint64_t i) {  // splitmix64(seed + i)
+  uint64_t x = 0x6b7672696e670001u + i + 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// rows begin..begin+size of m become Sylvester(size) / sqrt(size) times themselves.
+void MixRows(int begin, int size, int dim, std::vector<double>& m) {
+  const std::vector<double> old = m;
+  for (int i = 0; i < size; ++i) {
+    for (int c = 0; c < dim; ++c) {
+      double sum = 0.0;
+      for (int j = 0; j < size; ++j) {
+        const double sign = std::popcount(static_cast<unsigned>(i & j)) % 2 == 0 ? 1.0 : -1.0;
+        sum += sign * old[(begin + j) * dim + c];
+      }
+      m[(begin + i) * dim + c] = sum / std::sqrt(double(size));
+    }
+  }
+}
+
+// The code of (row, lane), bit by bit.
+int ReadCode(const uint8_t* words, int64_t lanes, int bits, int64_t row, int64_t lane) {
+  int code = 0;
+  for (int b = 0; b < bits; ++b) {
+    const int64_t bit = row * bits + b;
+    const uint8_t byte = words[(bit / 32 * lanes + lane) * 4 + bit % 32 / 8];
+    code |= (byte >> (bit % 8) & 1) << b;
+  }
+  return code;
+}
+
+int64_t BytesOfWords(int64_t rows, int64_t lanes, int bits) {
+  return (rows * bits + 31) / 32 * lanes * 4;
+}
+
+double LevelRef(int bits, int code) {
+  static const int kTwo[] = {38, 127};
+  static const int kThree[] = {14, 45, 79, 127};
+  static const int kFour[] = {6, 18, 31, 44, 58, 75, 96, 127};
+  if (bits == 8) return code < 128 ? code : code - 256;
+  const int half = 1 << (bits - 1);
+  const int* const table = bits == 2 ? kTwo : bits == 3 ? kThree : kFour;
+  const double largest = bits == 2 ? 1.51041756 : bits == 3 ? 2.15194571 : 2.73258957;
+  const int level = code >= half ? table[code - half] : -table[half - 1 - code];
+  return level * largest / 127.0;
+}
+
+double ScaleRef(uint8_t e) { return e == 0 ? 0.0 : std::exp2((e - 112) / 8.0); }
+
+double HalfAt(const uint8_t* at) {
+  Half h;
+  std::memcpy(&h, at, 2);
+  return HalfToFloat(h);
+}
+
+void RotateRef(const RopeTable& rope, int64_t position, double* x) {
+  for (int p = 0; p < rope.planes(); ++p) {
+    const double angle = static_cast<double>(position) * rope.inv_freq[p];
+    const double c = std::cos(angle) * rope.attention_scale,
+                 s = std::sin(angle) * rope.attention_scale;
+    const double a = x[rope.First(p)], b = x[rope.Second(p)];
+    x[rope.First(p)] = a * c - b * s;
+    x[rope.Second(p)] = a * s + b * c;
+  }
+}
+
+std::vector<double> Apply(const std::vector<double>& matrix, const std::vector<double>& x) {
+  const size_t n = x.size();
+  std::vector<double> y(n, 0.0);
+  for (size_t i = 0; i < n; ++i) {
+    for (size_t j = 0; j < n; ++j) y[i] += matrix[i * n + j] * x[j];
+  }
+  return y;
+}
+
+int64_t RotKeyBytes(const RotPageRef& form) {
+  const int groups = form.grouped ? (form.dk + 63) / 64 : 1;
+  return BytesOfWords(form.dk, form.block_tokens, form.bits) + int64_t{groups} * form.block_tokens;
+}
+
+// mu or a sink row in the query domain.
+std::vector<double> KeyShift(const RotPageRef& form, const PageView& page, int t,
+                             const std::vector<double>& rotation) {
+  std::vector<double> x(form.dk, 0.0);
+  if (t < page.sinks) {
+    for (int i = 0; i < form.dk; ++i) x[i] = HalfToFloat(page.sink_k[t * page.sink_k_stride + i]);
+  } else if (form.mean != nullptr) {
+    for (int i = 0; i < form.dk; ++i) x[i] = form.mean[i];
+    RotateRef(*form.rope, page.begin + t, x.data());
+  }
+  for (int i = 0; i < form.dk; ++i) x[i] *= form.weights == nullptr ? 1.0 : form.weights[i];
+  return Apply(rotation, x);
+}
+
+}  // namespace
+
+std::vector<double> RotationMatrix(int dim) {
+  std::vector<double> m(static_cast<size_t>(dim) * dim, 0.0);
+  for (int i = 0; i < dim; ++i) m[i * dim + i] = SignBits(i) >> 63 ? -1.0 : 1.0;
+  const int factor = dim & -dim;
+  if (factor >= 16 || factor == dim) {
+    for (int begin = 0; begin < dim; begin += factor) MixRows(begin, factor, dim, m);
+  } else {
+    int size = 1;
+    while (size * 2 <= dim) size *= 2;
+    MixRows(0, size, dim, m);
+    MixRows(dim - size, size, dim, m);
+  }
+  return m;
+}
+
+std::vector<double> RotKeysRef(const RotPageRef& form, const PageView& page) {
+  const std::vector<double> rotation = RotationMatrix(form.dk);
+  const uint8_t* const e = page.packed + BytesOfWords(form.dk, form.block_tokens, form.bits);
+  std::vector<double> keys;
+  for (int t = 0; t < page.tokens; ++t) {
+    std::vector<double> key = KeyShift(form, page, t, rotation);
+    for (int i = 0; t >= page.sinks && i < form.dk; ++i) {
+      const int group = form.grouped ? i / 64 : 0;
+      const int code = ReadCode(page.packed, form.block_tokens, form.bits, i, t);
+      key[i] += ScaleRef(e[group * form.block_tokens + t]) * LevelRef(form.bits, code);
+    }
+    keys.insert(keys.end(), key.begin(), key.end());
+  }
+  return keys;
+}
+
+std::vector<double> RotValuesRef(const RotPageRef& form, const PageView& page) {
+  const uint8_t* const words = page.packed + RotKeyBytes(form);
+  const uint8_t* const e = words + BytesOfWords(form.block_tokens, form.dv, form.bits);
+  std::vector<double> values;
+  for (int t = 0; t < page.tokens; ++t) {
+    for (int i = 0; i < form.dv; ++i) {
+      const int group = form.grouped ? i / 64 : 0;
+      const double scale = ScaleRef(e[group * form.block_tokens + t]);
+      values.push_back(
+          t < page.sinks ? HalfToFloat(page.sink_v[t * page.sink_v_stride + i])
+                         : scale * LevelRef(form.bits, ReadCode(words, form.dv, form.bits, t, i)));
+    }
+  }
+  return values;
+}
+
+std::vector<double> GroupedKeysRef(const GroupedPageRef& form, const PageView& page) {
+  const uint8_t* const params = page.packed + BytesOfWords(form.dk, form.block_tokens, form.bits);
+  std::vector<double> keys;
+  for (int t = 0; t < page.tokens; ++t) {
+    std::vector<double> key(form.dk);
+    for (int i = 0; i < form.dk; ++i) {
+      const int code = ReadCode(page.packed, form.block_tokens, form.bits, i, t);
+      key[i] = t < page.sinks ? HalfToFloat(page.sink_k[t * page.sink_k_stride + i])
+                              : HalfAt(params + 2 * (form.dk + i)) +
+                                    HalfAt(params + 2 * i) * form.numbers[code];
+    }
+    if (form.rope != nullptr) RotateRef(*form.rope, page.begin + t, key.data());
+    keys.insert(keys.end(), key.begin(), key.end());
+  }
+  return keys;
+}
+
+std::vector<double> GroupedValuesRef(const GroupedPageRef& form, const PageView& page) {
+  const uint8_t* const part =
+      page.packed + BytesOfWords(form.dk, form.block_tokens, form.bits) + 4 * int64_t{form.dk};
+  const uint8_t* const params = part + BytesOfWords(form.block_tokens, form.dv, form.bits);
+  std::vector<double> values;
+  for (int t = 0; t < page.tokens; ++t) {
+    const double scale = HalfAt(params + 2 * t),
+                 offset = HalfAt(params + 2 * (form.block_tokens + t));
+    for (int i = 0; i < form.dv; ++i) {
+      const int code = ReadCode(part, form.dv, form.bits, t, i);
+      values.push_back(t < page.sinks ? HalfToFloat(page.sink_v[t * page.sink_v_stride + i])
+                                      : offset + scale * form.numbers[code]);
+    }
+  }
+  return values;
+}
+
+}  // namespace kvring

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The codecs' pages read in plain double loops, straight from the layout comments of kernels/codec: defines correct. And
+// the rotation T as a matrix. Slow; for tests.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/codec.h"
+
+namespace kvring {
+
+// T = H D of kernels/codec/hadamard.h as a dense matrix [dim][dim], from the definition of Sylvester's matrix.
+std::vector<double> RotationMatrix(int dim);
+
+struct RotPageRef {
+  int bits = 0, block_tokens = 64;
+  int dk = 0, dv = 0;
+  bool grouped = false;  // g64
+  const RopeTable* rope = nullptr;
+  const float* mean = nullptr;     // [dk], null: none
+  const float* weights = nullptr;  // [dk], by channel; null: ones
+};
+
+// Keys in the query domain [tokens][dk], T (w o RoPE(mu)) + code, sinks T (w o k); values in the value domain [tokens][dv].
+std::vector<double> RotKeysRef(const RotPageRef& form, const PageView& page);
+std::vector<double> RotValuesRef(const RotPageRef& form, const PageView& page);
+
+struct GroupedPageRef {
+  int bits = 0, block_tokens = 64;
+  int dk = 0, dv = 0;
+  const RopeTable* rope = nullptr;  // null: keys are kept after RoPE
+  std::vector<double> numbers;      // what the codes stand for
+};
+
+std::vector<double> GroupedKeysRef(const GroupedPageRef& form, const PageView& page);  // after RoPE
+std::vector<double> GroupedValuesRef(const GroupedPageRef& form, const PageView& page);
+
+}  // namespace kvring
