@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds kvring, gets a small real model and lets four ranks read a chapter of a book and answer a question about it.
-# Usage: launch/demo.sh [--yes] [--ranks N] [--kv CODEC] [-f TEXT] [-p QUESTION] [-- more flags of `kvring run`]
+# Usage: launch/demo.sh [--yes] [--ranks N] [--kv CODEC] [-f TEXT] [-p QUESTION] [-n N] [-- more flags of `kvring run`]
 #   --yes   install missing packages without asking (so does CI=true)
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -10,13 +10,14 @@ ranks=4
 codec=rot4
 text=$KVRING_ROOT/launch/texts/great-expectations-08.txt
 question="Who is Miss Havisham, and what is strange about her room?"
+tokens=96
 more=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --yes) KVRING_YES=1 ;;
-    --ranks | --kv | -f | -p)
+    --ranks | --kv | -f | -p | -n)
       [ $# -ge 2 ] || die "demo.sh: $1 needs a value"
-      case "$1" in --ranks) ranks=$2 ;; --kv) codec=$2 ;; -f) text=$2 ;; -p) question=$2 ;; esac
+      case "$1" in --ranks) ranks=$2 ;; --kv) codec=$2 ;; -f) text=$2 ;; -p) question=$2 ;; -n) tokens=$2 ;; esac
       shift ;;
     -h | --help) sed -n '3,5s/^# //p' "${BASH_SOURCE[0]}"; exit 0 ;;
     --) shift; more=("$@"); break ;;
@@ -37,4 +38,5 @@ fi
 
 say ""
 say "Text: $text ($(wc -c <"$text") bytes). Question: $question"
-"$KVRING_ROOT/launch/run_local.sh" "$ranks" run -m "$model" -f "$text" -p "$question" -n 96 --temp 0 --kv "$codec" "${more[@]}"
+"$KVRING_ROOT/launch/run_local.sh" "$ranks" run -m "$model" -f "$text" -p "$question" -n "$tokens" --temp 0 --kv "$codec" \
+  "${more[@]}"
