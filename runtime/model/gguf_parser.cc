@@ -389,7 +389,7 @@ absl::Status Parser::PlaceTensors() {
 
 std::string Quoted(const std::string& name) {
   const bool cut = name.size() > kShownNameBytes;
-  return absl::StrCat("'", absl::Utf8SafeCHexEscape(name.substr(0, kShownNameBytes)),
+  return absl::StrCat("'", absl::CHexEscape(name.substr(0, kShownNameBytes)),
                       cut ? "...'" : "'");
 }
 
