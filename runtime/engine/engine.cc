@@ -27,6 +27,9 @@ struct Engine::Running {
   int64_t total() const { return prompt_tokens() + request.max_new_tokens; }
 };
 
+Engine::Engine(const EngineOptions& options, Executor* leader) : options_(options), leader_(leader) {}
+Engine::~Engine() = default;
+
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options, Executor* leader) {
   if (options.chunk < 0) return absl::InvalidArgumentError(absl::StrCat("--chunk ", options.chunk, " is negative"));
   auto engine = std::unique_ptr<Engine>(new Engine(options, leader));

@@ -50,6 +50,7 @@ struct EngineRequest {
 
 class Engine {
  public:
+  ~Engine();
   // `group`'s leader outlives the engine.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, Executor* leader);
 
@@ -72,7 +73,7 @@ class Engine {
 
  private:
   struct Running;
-  Engine(const EngineOptions& options, Executor* leader) : options_(options), leader_(leader) {}
+  Engine(const EngineOptions& options, Executor* leader);
   absl::Status Admit();
   StepPlan MakePlan();
   Slice MakeSlice(Running& request, int64_t tokens);
