@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "kernels/convert.h"
@@ -77,8 +78,7 @@ class SlicedLinear : public Linear {
  private:
   bool PackSlice(const float* weights, Slice* slice, std::string* error) {
     const bool int8 = math_ == LinearMath::kInt8;
-    slice->shape =
-        GetMatmulShape({math_, in_, slice->columns, int8 ? slice->columns : out_}, error);
+    slice->shape = GetMatmulShape({math_, in_, slice->columns}, error);
     if (slice->shape == nullptr) return false;
     slice->packed = AllocateAligned(slice->shape->packed_bytes());
     const float* w = weights + slice->first * in_;
@@ -129,21 +129,26 @@ class SlicedLinear : public Linear {
     });
   }
 
+  // Products are dense; where a slice's rows are not, they go through a buffer.
   void RunTile(const Slice& slice, const uint8_t* x, const float* row_scales, int64_t rows,
                float* y) const {
-    bool ok;
-    if (math_ != LinearMath::kInt8) {
-      ok = slice.shape->Run(x, rows, slice.packed.get(), y + slice.first);
-    } else {
-      thread_local std::vector<int32_t> sums;
-      sums.resize(static_cast<size_t>(kMatmulRows * slice.columns));
-      ok = slice.shape->Run(x, rows, slice.packed.get(), sums.data());
-      ScaleSums(sums.data(), rows, slice.columns, row_scales, scales_.data() + slice.first,
-                y + slice.first, out_);
+    thread_local std::vector<int32_t> buffer;
+    buffer.resize(static_cast<size_t>(kMatmulRows * slice.columns));
+    const bool direct = math_ != LinearMath::kInt8 && (rows == 1 || slice.columns == out_);
+    y += slice.first;
+    void* to = direct ? static_cast<void*>(y) : buffer.data();
+    if (!slice.shape->Run(x, rows, slice.packed.get(), to)) {
+      // The library has run this very shape in the law check; should it fail now, NaN says so to whoever reads y.
+      for (int64_t r = 0; r < rows; ++r) std::fill_n(y + r * out_, slice.columns, NAN);
+    } else if (math_ == LinearMath::kInt8) {
+      ScaleSums(buffer.data(), rows, slice.columns, row_scales, scales_.data() + slice.first, y,
+                out_);
+    } else if (!direct) {
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(y + r * out_, buffer.data() + r * slice.columns,
+                    static_cast<size_t>(slice.columns * 4));
+      }
     }
-    // The library has run this very shape in the law check; should it fail now, NaN says so to whoever reads y.
-    for (int64_t r = 0; !ok && r < rows; ++r)
-      std::fill_n(y + r * out_ + slice.first, slice.columns, NAN);
   }
 
   int64_t out_, in_;

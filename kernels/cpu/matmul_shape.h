@@ -19,7 +19,6 @@ inline constexpr int64_t kMatmulRows = 64;
 struct MatmulKey {
   LinearMath math;
   int64_t k, n;
-  int64_t ldy;  // elements from one row of y to the next
   auto operator<=>(const MatmulKey&) const = default;
 };
 
@@ -29,7 +28,7 @@ class MatmulShape {
   virtual ~MatmulShape() = default;
   virtual int64_t packed_bytes() const = 0;
   virtual bool Pack(const void* w /* [n][k] */, uint8_t* packed) const = 0;
-  // rows in [1, kMatmulRows]; x [rows][k] dense, y [rows][ldy]. Thread-safe. False when the library reports an error.
+  // rows in [1, kMatmulRows]; x [rows][k], y [rows][n], both dense. Thread-safe. False when the library reports an error.
   virtual bool Run(const void* x, int64_t rows, const uint8_t* packed, void* y) const = 0;
 };
 

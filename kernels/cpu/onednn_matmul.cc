@@ -94,7 +94,8 @@ class OnednnShape : public MatmulShape {
     const auto out =
         key_.math == LinearMath::kInt8 ? memory::data_type::s32 : memory::data_type::f32;
     const memory::desc x({rows, key_.k}, ElementType(key_.math), memory::format_tag::ab);
-    const memory::desc y({rows, key_.n}, out, memory::dims{key_.ldy, 1});
+    // Dense rows: for any other stride this library has no product with packed weights.
+    const memory::desc y({rows, key_.n}, out, memory::format_tag::ab);
     dnnl::primitive_attr attr;
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     return {{x, weights, y}, attr, CpuEngine()};

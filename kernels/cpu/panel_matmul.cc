@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Our own f32 product for CPUs where the library does not hold the row law: weights in panels of 64 columns, every
-// output one chain of fused multiply-adds over k (gemm_tile-inl.h).
+// The f32 product: weights in panels of 64 columns, every output one chain of fused multiply-adds over k
+// (gemm_tile-inl.h), so that the row law holds by construction and the bits are the same wherever there is such an
+// instruction.
 #include <algorithm>
 #include <cstring>
 
@@ -65,7 +66,7 @@ class PanelShape : public MatmulShape {
     for (int64_t p = 0; p < panels_; ++p) {
       HWY_DYNAMIC_DISPATCH(PanelProductImpl)
       (static_cast<const float*>(x), rows, key_.k, w + p * key_.k * 64,
-       std::min<int64_t>(64, key_.n - p * 64), static_cast<float*>(y) + p * 64, key_.ldy);
+       std::min<int64_t>(64, key_.n - p * 64), static_cast<float*>(y) + p * 64, key_.n);
     }
     return true;
   }

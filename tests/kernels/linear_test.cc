@@ -165,15 +165,15 @@ TEST(Linear, Int8ShowsANaNAndTakesZeros) {
 
 // Our own product holds the law on every instruction set, and so does the padded form of any other.
 TEST(MatmulShape, OurOwnHoldsTheLawEverywhere) {
-  for (MatmulKey key : {MatmulKey{LinearMath::kF32, 576, 320, 576},
-                        {LinearMath::kF32, 33, 1, 1},
-                        {LinearMath::kF32, 1, 65, 70},
-                        {LinearMath::kF32, 100, 130, 130}}) {
+  for (MatmulKey key : {MatmulKey{LinearMath::kF32, 576, 320},
+                        {LinearMath::kF32, 33, 1},
+                        {LinearMath::kF32, 1, 65},
+                        {LinearMath::kF32, 100, 130}}) {
     ForEachSimdTarget([&](int64_t) { EXPECT_TRUE(HoldsRowLaw(*MakePanelShape(key), key)); });
     const auto padded = MakePaddedShape(MakePanelShape(key), key);
     EXPECT_TRUE(HoldsRowLaw(*padded, key));
   }
-  EXPECT_EQ(MakePanelShape({LinearMath::kBf16, 8, 8, 8}), nullptr);
+  EXPECT_EQ(MakePanelShape({LinearMath::kBf16, 8, 8}), nullptr);
 }
 
 // A product whose last bits depend on the number of rows.
@@ -184,7 +184,7 @@ class Unlawful : public MatmulShape {
   bool Pack(const void* w, uint8_t* packed) const override { return inner_->Pack(w, packed); }
   bool Run(const void* x, int64_t rows, const uint8_t* packed, void* y) const override {
     if (!inner_->Run(x, rows, packed, y)) return false;
-    if (rows == 3) static_cast<float*>(y)[2 * key_.ldy + 1] *= 1 + 2 * static_cast<float>(kUnitF32);
+    if (rows == 3) static_cast<float*>(y)[2 * key_.n + 1] *= 1 + 2 * static_cast<float>(kUnitF32);
     return true;
   }
 
@@ -194,7 +194,7 @@ class Unlawful : public MatmulShape {
 };
 
 TEST(MatmulShape, TheCheckSeesOneBitAndPaddingMendsIt) {
-  const MatmulKey key{LinearMath::kF32, 64, 48, 48};
+  const MatmulKey key{LinearMath::kF32, 64, 48};
   EXPECT_FALSE(HoldsRowLaw(Unlawful(key), key));
   EXPECT_TRUE(HoldsRowLaw(*MakePaddedShape(std::make_shared<Unlawful>(key), key), key));
 }
