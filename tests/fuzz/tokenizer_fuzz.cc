@@ -65,7 +65,7 @@ class Pieces {
   std::string Next() {
     const size_t end = std::min(bytes_.find('\0', at_), bytes_.size());
     const std::string piece = bytes_.substr(at_, end - at_);
-    at_ = end + 1;
+    at_ = std::min(end + 1, bytes_.size());
     return piece;
   }
 
