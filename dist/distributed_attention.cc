@@ -11,9 +11,6 @@
 namespace kvring {
 namespace {
 
-// Floats that one round of exchanges may hold on a rank: whole-prompt chunks go in several rounds. Rounds are a pure
-// function of slices and maps, so all ranks agree; rows are independent, so bits do not depend on them.
-constexpr int64_t kRoundFloats = int64_t{16} << 20;
 constexpr int64_t kFinishTokens = 128;  // tokens that one task of the last merge takes
 
 // Queries [begin, begin + tokens) of a slice that travel in one round.
@@ -157,6 +154,7 @@ int64_t DistributedAttentionImpl::FloatsPerToken(
   return 2 * RowFloats() + (partials + 2 * most) * Floats(1);
 }
 
+// A pure function of slices and maps, so that all ranks agree.
 std::vector<DistributedAttentionImpl::Round> DistributedAttentionImpl::MakeRounds(
     std::span<const AttentionSlice> slices, bool gathers) const {
   std::vector<Round> rounds;
@@ -168,7 +166,7 @@ std::vector<DistributedAttentionImpl::Round> DistributedAttentionImpl::MakeRound
     for (int64_t done = 0; done < slice.tokens;) {
       if (mine && room < cost) {
         rounds.emplace_back();
-        room = std::max(cost, kRoundFloats);
+        room = std::max<int64_t>(cost, options_.round_bytes / sizeof(float));
       }
       Part part{&slice, slice.begin + done, slice.tokens - done, own_row, {}, &subtrees_[s]};
       if (mine) part.tokens = std::min(part.tokens, room / cost);
@@ -387,6 +385,19 @@ absl::Status DistributedAttentionImpl::Fault(const Part& part, int head, int64_t
 }
 
 }  // namespace
+
+// Per query token of a round: its queries as they come, sorted, scaled and in the codec's domain, and partials of own subtrees,
+// on their way out and on their way back. A slot has at most 2 log2(V) subtrees; one, in all usual cases.
+int64_t DistributedAttention::BufferBytes(const KvShape& shape, int ranks, int64_t own_rows,
+                                          int64_t step_tokens) {
+  const int64_t q = int64_t{shape.query_heads} * shape.dk;
+  const int64_t partial = PartialFloats(shape.query_heads, shape.dv);
+  const int64_t floats = ranks == 1 ? 2 * q + partial : 4 * q + 2 * partial;
+  const int64_t returned = ranks == 1 ? 0 : own_rows * (q + ranks * partial);
+  const int64_t limit = DistributedAttentionOptions().round_bytes;
+  return std::min((step_tokens * floats + returned) * static_cast<int64_t>(sizeof(float)),
+                  limit + step_tokens * 2 * q * static_cast<int64_t>(sizeof(float)));
+}
 
 std::unique_ptr<DistributedAttention> DistributedAttention::Create(
     Communicator* comm, const DistributedAttentionOptions& options) {
