@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One page of every codec, encoded a second time with numpy in float64 from the layout comments of kernels/codec.
+
+Writes pages.txt: codec, page bytes, FNV-1a 64 of the page, its first 16 bytes. Rows are made of integers, so that both
+sides have the same numbers; codes that lie within rounding of a border would show as a difference (none do).
+    python3 pages.py > pages.txt
+"""
+import numpy as np
+
+import tables
+
+D, BLOCK, TOKENS, QUERY_HEADS, SINKS = 64, 64, 128, 2, 4
+
+
+def noise(n, seed):
+    i = np.arange(n, dtype=np.uint64) + np.uint64(seed)
+    i = (i * np.uint64(2654435761)) & np.uint64(0xFFFFFFFF)
+    i = i ^ (i >> np.uint64(15))
+    i = (i * np.uint64(2246822519)) & np.uint64(0xFFFFFFFF)
+    return (((i >> np.uint64(13)) & np.uint64(1023)).astype(np.float64) - 512) / 256
+
+
+def rows():
+    bias = np.array([(c % 5) - 2 for c in range(D)], dtype=np.float64)
+    k = noise(TOKENS * D, 1000).reshape(TOKENS, D) + bias
+    v = noise(TOKENS * D, 500000).reshape(TOKENS, D)
+    q = noise(TOKENS * QUERY_HEADS * D, 900000).reshape(TOKENS, QUERY_HEADS, D)
+    return k, v, q
+
+
+def half(x):
+    return np.asarray(x, dtype=np.float64).astype(np.float32).astype(np.float16).astype(np.float64)
+
+
+def pack(codes, bits):
+    """codes [rows][lanes] -> u32 words [ceil(rows * bits / 32)][lanes], a little-endian bit stream down each column."""
+    n, lanes = codes.shape
+    words = np.zeros(((n * bits + 31) // 32, lanes), dtype=np.uint32)
+    for r in range(n):
+        for b in range(bits):
+            bit = r * bits + b
+            words[bit // 32] |= ((codes[r].astype(np.uint32) >> b) & 1) << np.uint32(bit % 32)
+    return words.astype("<u4").tobytes()
+
+
+def signs(dim):
+    out, mask = [], (1 << 64) - 1
+    for i in range(dim):
+        x = (0x6B7672696E670001 + i + 0x9E3779B97F4A7C15) & mask
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        out.append(-1.0 if (x ^ (x >> 31)) >> 63 else 1.0)
+    return np.array(out)
+
+
+def rotation():
+    h = np.array([[1.0]])
+    while len(h) < D:
+        h = np.block([[h, h], [h, -h]])
+    return h / np.sqrt(D) * signs(D)
+
+
+def rope(x, position):
+    """Interleaved pairs, base 10^4."""
+    angle = position * 10000.0 ** (-2.0 * np.arange(D // 2) / D)
+    a, b = x[0::2], x[1::2]
+    y = np.empty_like(x)
+    y[0::2], y[1::2] = a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)
+    return y
+
+
+def state(k, q):
+    k, q = k[SINKS:], q[SINKS:]
+    mu = half(k.mean(axis=0))
+    ek = ((k - mu) ** 2).mean(axis=0).reshape(-1, 2).sum(axis=1)
+    eq = (q**2).mean(axis=(0, 1)).reshape(-1, 2).sum(axis=1)
+    w = ((eq + 0.001 * eq.mean()) / (ek + 0.001 * ek.mean())) ** 0.25
+    return mu, np.repeat(half(w / np.exp(np.log(w).mean())), 2)
+
+
+def lloyd(bits):
+    level = tables.lloyd_max(bits)
+    unit = level[-1] / 127
+    q = [round(x / unit) for x in level]
+    return np.array([-x for x in reversed(q)] + q) * unit
+
+
+def nearest(y, table):
+    """Codes by magnitude, so that -y gives the mirrored code; a tie goes to the smaller magnitude, 0 to the positive side."""
+    top = table[len(table) // 2:]
+    index = np.searchsorted((top[1:] + top[:-1]) / 2, np.abs(y))
+    return np.where(y < 0, len(top) - 1 - index, len(top) + index)
+
+
+def scale_of(e):
+    return 2.0 ** ((e - 112) / 8)
+
+
+def encode_vector(y, bits):
+    """codes, e of rotated-and-transform 2."""
+    if bits == 8:
+        e = int(np.ceil(8 * np.log2(np.abs(y).max() / 127) + 112))
+        return np.rint(y / scale_of(e)).astype(int) & 255, e
+    table = lloyd(bits)
+    best = None
+    for s in (np.sqrt((y**2).mean()), np.abs(y).max() / table[-1]):
+        for _ in range(3):
+            t = table[nearest(y / s, table)]
+            s = (y @ t) / (t @ t)
+        e = int(np.rint(8 * np.log2(s) + 112))
+        codes = nearest(y / scale_of(e), table)
+        error = ((y - scale_of(e) * table[codes]) ** 2).sum()
+        if best is None or error < best[0]:
+            best = (error, codes, e)
+    return best[1], best[2]
+
+
+def rot_page(k, v, q, bits):
+    mu, w = state(k, q)
+    t = rotation()
+    keys = [encode_vector(t @ (w * (k[n] - rope(mu, n))), bits) for n in range(BLOCK, TOKENS)]
+    values = [encode_vector(x, bits) for x in v[BLOCK:]]  # rows are taken to be in the value domain already
+    page = pack(np.array([c for c, _ in keys]).T, bits) + bytes(e for _, e in keys)
+    return page + pack(np.array([c for c, _ in values]), bits) + bytes(e for _, e in values)
+
+
+def grouped_side(x, bits, numbers):
+    """x [groups][n] -> page side, groups as rows."""
+    lo, hi = x.min(axis=1), x.max(axis=1)
+    scale = half((hi - lo) / (numbers[-1] - numbers[0]))
+    offset = half(lo + (hi - lo) * (-numbers[0] / (numbers[-1] - numbers[0])))
+    u = (x - offset[:, None]) / scale[:, None]
+    # Rows of few integers do meet borders: a tie goes to the larger code in int, to the smaller in nf.
+    side = "right" if numbers[0] == 0 else "left"
+    codes = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, u, side=side)
+    return pack(codes, bits) + scale.astype("<f2").tobytes() + offset.astype("<f2").tobytes()
+
+
+def grouped_page(k, v, bits, numbers):
+    return grouped_side(k[BLOCK:].T, bits, numbers) + grouped_side(v[BLOCK:], bits, numbers)
+
+
+def fnv1a(data):
+    h = 0xCBF29CE484222325
+    for byte in data:
+        h = ((h ^ byte) * 0x100000001B3) & ((1 << 64) - 1)
+    return h
+
+
+def main():
+    k, v, q = rows()
+    pages = {"f16": k[BLOCK:].T.astype("<f2").tobytes() + v[BLOCK:].astype("<f2").tobytes(),
+             "f32": k[BLOCK:].T.astype("<f4").tobytes() + v[BLOCK:].astype("<f4").tobytes()}
+    for bits in (8, 4, 3, 2):
+        pages[f"rot{bits}"] = rot_page(k, v, q, bits)
+    for bits in (4, 3, 2):
+        pages[f"int{bits}"] = grouped_page(k, v, bits, np.arange(2.0**bits))
+        pages[f"nf{bits}"] = grouped_page(k, v, bits, np.array(tables.normal_float(bits)))
+    for name, page in pages.items():
+        print(name, len(page), f"{fnv1a(page):016x}", page[:16].hex())
+
+
+if __name__ == "__main__":
+    main()
