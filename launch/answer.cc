@@ -57,7 +57,9 @@ absl::Status Answer(Engine& engine, const AnswerOptions& options, RunResult& res
     }
     result.tokens.push_back(event.token);
     result.logits_hash.push_back(HashHex(Hash64(event.logits.data(), event.logits.size_bytes())));
-    if (logits) written &= std::fwrite(event.logits.data(), 1, event.logits.size_bytes(), logits.get()) == event.logits.size_bytes();
+    if (logits)
+      written &= std::fwrite(event.logits.data(), 1, event.logits.size_bytes(), logits.get()) ==
+                 event.logits.size_bytes();
     const std::string text = decoder.Push(event.token);
     result.text += text;
     Print(options, text);
@@ -69,7 +71,8 @@ absl::Status Answer(Engine& engine, const AnswerOptions& options, RunResult& res
   };
   KVRING_RETURN_IF_ERROR(engine.Submit(std::move(request)).status());
   KVRING_RETURN_IF_ERROR(engine.RunUntilIdle());
-  if (!written) return absl::DataLossError(absl::StrCat("cannot write all logits to ", options.logits_file));
+  if (!written)
+    return absl::DataLossError(absl::StrCat("cannot write all logits to ", options.logits_file));
   KVRING_RETURN_IF_ERROR(ended);
   const std::string rest = decoder.Finish();
   result.text += rest;

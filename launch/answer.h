@@ -18,8 +18,8 @@ struct AnswerOptions {
   int64_t new_tokens = 0;
   SamplingParams sampling;
   bool ignore_eos = false;
-  std::string logits_file;       // empty: none
-  bool stream = true;            // print the answer on standard output as it comes
+  std::string logits_file;  // empty: none
+  bool stream = true;       // print the answer on standard output as it comes
   bool quiet = false;
   const Tokenizer* tokenizer = nullptr;
 };

@@ -33,31 +33,48 @@ absl::StatusOr<std::vector<int32_t>> TextIds(const OpenModel& model, const std::
   KVRING_ASSIGN_OR_RETURN(const VocabData vocab, ReadVocab(*model.file));
   KVRING_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(vocab));
   KVRING_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
-  KVRING_ASSIGN_OR_RETURN(EncodeResult encoded, tokenizer->Encode(text, {BeginToken::kNever, false}));
+  KVRING_ASSIGN_OR_RETURN(EncodeResult encoded,
+                          tokenizer->Encode(text, {BeginToken::kNever, false}));
   return std::move(encoded.ids);
 }
 
 void PrintTable(const std::vector<EvalRow>& rows) {
-  std::printf("%-22s %7s %9s %9s %9s %10s %21s %9s %7s %8s\n", "kv", "bits", "B/token", "nats", "ppl", "over f16",
-              "95 % interval", "KL", "top-1", "seconds");
+  std::printf("%-22s %7s %9s %9s %9s %10s %21s %9s %7s %8s\n", "kv", "bits", "B/token", "nats",
+              "ppl", "over f16", "95 % interval", "KL", "top-1", "seconds");
   for (const EvalRow& r : rows) {
-    std::printf("%-22s %7.3f %9.1f %9.5f %9.3f %+10.5f [%+9.5f,%+9.5f] %9.5f %6.2f%% %8.1f\n", r.kv.c_str(), r.bits,
-                r.bytes_per_token, r.nats, r.ppl, r.nats_over_f16, r.ci95.first, r.ci95.second, r.kl, 100 * r.top1, r.seconds);
+    std::printf("%-22s %7.3f %9.1f %9.5f %9.3f %+10.5f [%+9.5f,%+9.5f] %9.5f %6.2f%% %8.1f\n",
+                r.kv.c_str(), r.bits, r.bytes_per_token, r.nats, r.ppl, r.nats_over_f16,
+                r.ci95.first, r.ci95.second, r.kl, 100 * r.top1, r.seconds);
   }
 }
 
 nlohmann::ordered_json RowJson(const EvalRow& r) {
-  return {{"kv", r.kv}, {"bits", r.bits}, {"bytes_per_token", r.bytes_per_token}, {"nats", r.nats}, {"ppl", r.ppl},
-          {"nats_over_f16", r.nats_over_f16}, {"ci95", {r.ci95.first, r.ci95.second}}, {"kl", r.kl}, {"top1", r.top1},
-          {"seconds", r.seconds}, {"window_nats", r.window_nats}, {"window_kl", r.window_kl},
-          {"saturated", r.saturated}, {"clamped", r.clamped}};
+  return {{"kv", r.kv},
+          {"bits", r.bits},
+          {"bytes_per_token", r.bytes_per_token},
+          {"nats", r.nats},
+          {"ppl", r.ppl},
+          {"nats_over_f16", r.nats_over_f16},
+          {"ci95", {r.ci95.first, r.ci95.second}},
+          {"kl", r.kl},
+          {"top1", r.top1},
+          {"seconds", r.seconds},
+          {"window_nats", r.window_nats},
+          {"window_kl", r.window_kl},
+          {"saturated", r.saturated},
+          {"clamped", r.clamped}};
 }
 
-absl::Status WriteJson(const EvalFlags& flags, const EvalOptions& options, const std::vector<EvalRow>& rows,
-                       const std::string& path) {
-  nlohmann::ordered_json json = {{"model", flags.model.model}, {"text", flags.text}, {"window", options.window},
-                                 {"windows", options.windows}, {"start", options.start}, {"numerics", options.numerics},
-                                 {"visibility", flags.model.visibility}, {"rows", nlohmann::ordered_json::array()}};
+absl::Status WriteJson(const EvalFlags& flags, const EvalOptions& options,
+                       const std::vector<EvalRow>& rows, const std::string& path) {
+  nlohmann::ordered_json json = {{"model", flags.model.model},
+                                 {"text", flags.text},
+                                 {"window", options.window},
+                                 {"windows", options.windows},
+                                 {"start", options.start},
+                                 {"numerics", options.numerics},
+                                 {"visibility", flags.model.visibility},
+                                 {"rows", nlohmann::ordered_json::array()}};
   for (const EvalRow& row : rows) json["rows"].push_back(RowJson(row));
   return WriteTextFile(path, json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
@@ -84,9 +101,11 @@ absl::Status RunEval(const EvalFlags& flags, const GlobalOptions& global) {
   WeightsOptions weights;
   weights.math = math;
   KVRING_ASSIGN_OR_RETURN(options.weights, Weights::Load(model.file, model.config, weights));
-  Progress progress("eval", "windows", options.windows * static_cast<int64_t>(options.codecs.size()), global.quiet);
-  KVRING_ASSIGN_OR_RETURN(const std::vector<EvalRow> rows,
-                          Evaluate(options, ids, [&](int64_t done, int64_t) { progress.Update(done); }));
+  Progress progress("eval", "windows",
+                    options.windows * static_cast<int64_t>(options.codecs.size()), global.quiet);
+  KVRING_ASSIGN_OR_RETURN(
+      const std::vector<EvalRow> rows,
+      Evaluate(options, ids, [&](int64_t done, int64_t) { progress.Update(done); }));
   progress.Finish();
   if (global.json != "-") PrintTable(rows);
   return global.json.empty() ? absl::OkStatus() : WriteJson(flags, options, rows, global.json);
@@ -104,7 +123,9 @@ CommandAction AddEvalCommand(CLI::App& app, const GlobalOptions& global) {
   app.add_option("--windows", flags->windows, "windows")->capture_default_str();
   app.add_option("--start", flags->start, "first token of the first window")->capture_default_str();
   app.add_option("--chunk", flags->chunk, "tokens a step (default: the whole window)");
-  app.add_option("--ranks", flags->ranks, "ranks, as threads")->capture_default_str()->check(CLI::Range(1, 4096));
+  app.add_option("--ranks", flags->ranks, "ranks, as threads")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
   return [flags, &global] { return RunEval(*flags, global); };
 }
 

@@ -15,10 +15,10 @@ namespace kvring {
 
 // Options that every subcommand shares.
 struct GlobalOptions {
-  std::string json;     // file for the JSON result, "-" for standard output; empty: none
+  std::string json;  // file for the JSON result, "-" for standard output; empty: none
   bool verbose = false;
   bool quiet = false;
-  int threads = 0;      // per rank; 0: cores of this host / ranks on it
+  int threads = 0;  // per rank; 0: cores of this host / ranks on it
 };
 
 // Adds flags to `app` and returns what runs when the subcommand was chosen. A status that is not OK is printed as one line

@@ -26,7 +26,9 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Join(const JobFlags& flags, bool ranks
   auto job = std::unique_ptr<Job>(new Job);
   const MpiLaunch launch = DetectMpiLaunch();
   if (!launch.launched) {
-    if (flags.ranks < 1) return absl::InvalidArgumentError(absl::StrCat("--ranks ", flags.ranks, ": must be at least 1"));
+    if (flags.ranks < 1)
+      return absl::InvalidArgumentError(
+          absl::StrCat("--ranks ", flags.ranks, ": must be at least 1"));
     job->size_ = job->ranks_on_host_ = flags.ranks;
     return job;
   }
@@ -36,8 +38,9 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Join(const JobFlags& flags, bool ranks
   job->ranks_on_host_ = std::max(1, launch.local_size);
   SetLogRank(job->rank_);
   if (ranks_given && flags.ranks != job->size_) {
-    const absl::Status status = absl::InvalidArgumentError(
-        absl::StrCat("--ranks ", flags.ranks, " differs from the ", job->size_, " ranks that the launcher started"));
+    const absl::Status status =
+        absl::InvalidArgumentError(absl::StrCat("--ranks ", flags.ranks, " differs from the ",
+                                                job->size_, " ranks that the launcher started"));
     return job->Agree(status, absl::Seconds(30));
   }
   return job;
@@ -50,12 +53,14 @@ absl::Status Job::Agree(const absl::Status& mine, absl::Duration timeout) {
   std::strncpy(word.message, message.c_str(), sizeof(word.message) - 1);
   std::vector<RankWord> words(size_);
   const std::vector<int64_t> bytes(size_, sizeof(RankWord));
-  KVRING_RETURN_IF_ERROR(comm_->AllGatherV(&word, sizeof(word), words.data(), bytes, absl::Now() + timeout));
+  KVRING_RETURN_IF_ERROR(
+      comm_->AllGatherV(&word, sizeof(word), words.data(), bytes, absl::Now() + timeout));
   for (int r = 0; r < size_; ++r) {
     if (words[r].code == 0) continue;
     const auto code = static_cast<absl::StatusCode>(words[r].code);
     if (!leads()) return absl::Status(code, "");
-    return absl::Status(code, r == 0 ? words[r].message : absl::StrCat("rank ", r, ": ", words[r].message));
+    return absl::Status(
+        code, r == 0 ? words[r].message : absl::StrCat("rank ", r, ": ", words[r].message));
   }
   return absl::OkStatus();
 }

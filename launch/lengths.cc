@@ -17,7 +17,8 @@ absl::StatusOr<int64_t> ParseLength(const std::string& text) {
     if (unit != std::string::npos) shift = 10 * (static_cast<int>(unit % 4) + 1);
   }
   if (error != std::errc() || (rest != end && shift == 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is no length: use a number, or one with K, M or G as in 64K"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is no length: use a number, or one with K, M or G as in 64K"));
   }
   if (value < 0 || value > (std::numeric_limits<int64_t>::max() >> shift)) {
     return absl::InvalidArgumentError(absl::StrCat("'", text, "' is out of range"));

@@ -18,19 +18,23 @@ constexpr CommandRow kCommands[] = {
     {"eval", "quality against bytes, for every codec on the same text", AddEvalCommand},
     {"tokenize", "text to token ids", AddTokenizeCommand},
     {"inspect", "what a model file is, or the one thing that is wrong with it", AddInspectCommand},
-    {"make-model", "a tiny random model for tests and trials without a network", AddMakeModelCommand},
+    {"make-model", "a tiny random model for tests and trials without a network",
+     AddMakeModelCommand},
 };
 
 void AddGlobalOptions(CLI::App& app, GlobalOptions& global) {
   app.add_option("--json", global.json, "write the result as JSON to FILE, - for standard output");
   app.add_flag("-v,--verbose", global.verbose, "say more");
   app.add_flag("--quiet", global.quiet, "say nothing but results and errors");
-  app.add_option("-t,--threads", global.threads, "threads per rank (default: cores of this host / ranks on it)")
+  app.add_option("-t,--threads", global.threads,
+                 "threads per rank (default: cores of this host / ranks on it)")
       ->check(CLI::Range(0, 4096));
 }
 
 int Main(int argc, char** argv) {
-  CLI::App app{"kvring: language-model inference over very long contexts, with a packed KV cache sharded over ranks"};
+  CLI::App app{
+      "kvring: language-model inference over very long contexts, with a packed KV cache sharded "
+      "over ranks"};
   app.require_subcommand(1);
   app.set_version_flag("--version", kVersion);
   app.set_config("--config", "", "read options from FILE (TOML)");
@@ -50,7 +54,9 @@ int Main(int argc, char** argv) {
   }
   for (const auto& [command, action] : actions) {
     if (!command->parsed()) continue;
-    SetLogLevel(global.quiet ? LogLevel::kError : global.verbose ? LogLevel::kDebug : LogLevel::kInfo);
+    SetLogLevel(global.quiet     ? LogLevel::kError
+                : global.verbose ? LogLevel::kDebug
+                                 : LogLevel::kInfo);
     const absl::Status status = action();
     if (!status.ok() && !status.message().empty()) {
       std::fprintf(stderr, "kvring: %s\n", std::string(status.message()).c_str());
@@ -64,12 +70,16 @@ int Main(int argc, char** argv) {
 
 int ExitCode(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kOk: return 0;
+    case absl::StatusCode::kOk:
+      return 0;
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kAborted:
-    case absl::StatusCode::kDeadlineExceeded: return 75;
-    case absl::StatusCode::kCancelled: return 130;
-    default: return 1;
+    case absl::StatusCode::kDeadlineExceeded:
+      return 75;
+    case absl::StatusCode::kCancelled:
+      return 130;
+    default:
+      return 1;
   }
 }
 

@@ -14,15 +14,23 @@ namespace kvring {
 
 void AddModelFlags(CLI::App& app, ModelFlags& flags) {
   app.add_option("-m,--model", flags.model, "model file (GGUF)")->required();
-  app.add_option("--math", flags.math, "products of linear layers: auto, f32, bf16, int8")->capture_default_str();
-  app.add_option("--visibility", flags.visibility, "what queries see of recent keys: exact-cell, packed, teacher, exact-chunk")
+  app.add_option("--math", flags.math, "products of linear layers: auto, f32, bf16, int8")
+      ->capture_default_str();
+  app.add_option("--visibility", flags.visibility,
+                 "what queries see of recent keys: exact-cell, packed, teacher, exact-chunk")
       ->capture_default_str();
   app.add_option("--cell", flags.cell, "tokens of an exact cell")->capture_default_str();
-  app.add_option("--block-tokens", flags.block_tokens, "tokens of a block")->capture_default_str()->check(CLI::Range(1, 65536));
-  app.add_option("--virtual-shards", flags.virtual_shards, "virtual shards of a sequence, a power of two")
-      ->capture_default_str()->check(CLI::Range(1, 4096));
-  app.add_option("--timeout", flags.timeout_s, "seconds that ranks wait for each other before the job ends")
-      ->capture_default_str()->check(CLI::Range(0.1, 86400.0));
+  app.add_option("--block-tokens", flags.block_tokens, "tokens of a block")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--virtual-shards", flags.virtual_shards,
+                 "virtual shards of a sequence, a power of two")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--timeout", flags.timeout_s,
+                 "seconds that ranks wait for each other before the job ends")
+      ->capture_default_str()
+      ->check(CLI::Range(0.1, 86400.0));
 }
 
 absl::StatusOr<VisibilityRule> ParseVisibility(const ModelFlags& flags) {
@@ -37,8 +45,9 @@ absl::StatusOr<VisibilityRule> ParseVisibility(const ModelFlags& flags) {
   } else if (flags.visibility == "exact-chunk") {
     rule.kind = Visibility::kExactChunk;
   } else {
-    return absl::InvalidArgumentError(absl::StrCat("--visibility '", flags.visibility,
-                                                   "' is unknown: use exact-cell, packed, teacher or exact-chunk"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--visibility '", flags.visibility,
+                     "' is unknown: use exact-cell, packed, teacher or exact-chunk"));
   }
   return rule;
 }
@@ -54,8 +63,8 @@ absl::StatusOr<OpenModel> OpenModelFile(const std::string& path) {
 }
 
 std::string DescribeModel(const ModelConfig& config) {
-  return absl::StrCat(config.architecture, ", ", config.layers, " layers, ", config.query_heads, "/", config.kv_heads,
-                      " heads of ", config.dk, ", context ",
+  return absl::StrCat(config.architecture, ", ", config.layers, " layers, ", config.query_heads,
+                      "/", config.kv_heads, " heads of ", config.dk, ", context ",
                       config.trained_context > 0 ? Grouped(config.trained_context) : "not stated");
 }
 

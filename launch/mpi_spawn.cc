@@ -15,7 +15,7 @@
 namespace kvring {
 namespace {
 
-std::atomic<pid_t> g_child{0};        // signal handlers can see nothing else
+std::atomic<pid_t> g_child{0};  // signal handlers can see nothing else
 std::atomic<bool> g_interrupted{false};
 
 void PassOn(int signal) {
@@ -47,11 +47,14 @@ absl::Status JobStatus(int wait_status) {
   if (g_interrupted) return absl::CancelledError("");
   if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0) return absl::OkStatus();
   if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 127) {
-    return absl::FailedPreconditionError("mpirun could not be started: install openmpi-bin, or leave out --mpi");
+    return absl::FailedPreconditionError(
+        "mpirun could not be started: install openmpi-bin, or leave out --mpi");
   }
-  if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 1) return absl::InvalidArgumentError("");
-  const std::string how = WIFSIGNALED(wait_status) ? absl::StrCat("signal ", WTERMSIG(wait_status))
-                                                   : absl::StrCat("exit code ", WEXITSTATUS(wait_status));
+  if (WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 1)
+    return absl::InvalidArgumentError("");
+  const std::string how = WIFSIGNALED(wait_status)
+                              ? absl::StrCat("signal ", WTERMSIG(wait_status))
+                              : absl::StrCat("exit code ", WEXITSTATUS(wait_status));
   return absl::UnavailableError(absl::StrCat("a rank was lost: mpirun ended with ", how));
 }
 
@@ -76,7 +79,8 @@ std::vector<std::string> ArgumentsForRanks() {
 absl::Status SpawnUnderMpirun(int ranks, const std::vector<std::string>& arguments) {
   char self[4096];
   const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-  if (length <= 0) return absl::InternalError("cannot find this program's own file in /proc/self/exe");
+  if (length <= 0)
+    return absl::InternalError("cannot find this program's own file in /proc/self/exe");
   self[length] = '\0';
   std::vector<std::string> words = {"mpirun", "-n", std::to_string(ranks), self};
   words.insert(words.end(), arguments.begin(), arguments.end());

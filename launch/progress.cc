@@ -39,12 +39,18 @@ std::string HumanBytes(int64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return unit == 0 ? absl::StrFormat("%d B", bytes) : absl::StrFormat("%.1f %s", value, units[unit]);
+  return unit == 0 ? absl::StrFormat("%d B", bytes)
+                   : absl::StrFormat("%.1f %s", value, units[unit]);
 }
 
 Progress::Progress(std::string what, std::string unit, int64_t total, bool quiet)
-    : what_(std::move(what)), unit_(std::move(unit)), total_(total), quiet_(quiet), bar_(WantsBar()),
-      start_(absl::Now()), last_(start_) {}
+    : what_(std::move(what)),
+      unit_(std::move(unit)),
+      total_(total),
+      quiet_(quiet),
+      bar_(WantsBar()),
+      start_(absl::Now()),
+      last_(start_) {}
 
 std::string Progress::Line(int64_t done, absl::Time now) const {
   const double seconds = std::max(1e-3, absl::ToDoubleSeconds(now - start_));
@@ -53,9 +59,10 @@ std::string Progress::Line(int64_t done, absl::Time now) const {
   const double left = rate > 0 ? static_cast<double>(total_ - done) / rate : 0;
   const int filled = static_cast<int>(share * kBarWidth);
   const std::string bar =
-      bar_ ? absl::StrCat("[", std::string(filled, '#'), std::string(kBarWidth - filled, ' '), "] ") : "";
-  return absl::StrFormat("%-9s%s%3.0f %%  %s/%s %s, %.0f a second, %.0f s left", what_, bar, share * 100, Grouped(done),
-                         Grouped(total_), unit_, rate, left);
+      bar_ ? absl::StrCat("[", std::string(filled, '#'), std::string(kBarWidth - filled, ' '), "] ")
+           : "";
+  return absl::StrFormat("%-9s%s%3.0f %%  %s/%s %s, %.0f a second, %.0f s left", what_, bar,
+                         share * 100, Grouped(done), Grouped(total_), unit_, rate, left);
 }
 
 void Progress::Update(int64_t done) {

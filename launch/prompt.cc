@@ -50,26 +50,31 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
     text.assign(std::istreambuf_iterator<char>(std::cin), {});
   } else {
     std::ifstream file(path, std::ios::binary);
-    if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+    if (!file)
+      return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
     text.assign(std::istreambuf_iterator<char>(file), {});
-    if (file.bad()) return absl::InvalidArgumentError(absl::StrCat("cannot read ", path, ": is it a folder?"));
+    if (file.bad())
+      return absl::InvalidArgumentError(absl::StrCat("cannot read ", path, ": is it a folder?"));
   }
   if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is empty: there is nothing to read"));
   }
   const size_t nul = text.find('\0');
   if (nul != std::string::npos) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, " is no text: byte ", nul, " of ", text.size(), " is NUL (a binary file, or UTF-16?)"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " is no text: byte ", nul, " of ",
+                                                   text.size(),
+                                                   " is NUL (a binary file, or UTF-16?)"));
   }
   return text;
 }
 
-absl::StatusOr<Prompt> MakePrompt(const PromptFlags& flags, const VocabData& vocab, const Tokenizer& tokenizer) {
+absl::StatusOr<Prompt> MakePrompt(const PromptFlags& flags, const VocabData& vocab,
+                                  const Tokenizer& tokenizer) {
   if (!flags.ids_file.empty()) return PromptFromIds(flags.ids_file);
   KVRING_ASSIGN_OR_RETURN(std::string text, ReadDocuments(flags.files));
   if (text.empty() && flags.question.empty()) {
-    return absl::InvalidArgumentError("nothing to read: give a text with -f FILE, a question with -p TEXT, or both");
+    return absl::InvalidArgumentError(
+        "nothing to read: give a text with -f FILE, a question with -p TEXT, or both");
   }
   if (!text.empty() && !flags.question.empty()) text += "\n\n";
   text += flags.question;
@@ -86,10 +91,13 @@ absl::StatusOr<Prompt> MakePrompt(const PromptFlags& flags, const VocabData& voc
   prompt.rule = encoded.rule;
   prompt.warnings = std::move(encoded.warnings);
   if (encoded.invalid_bytes > 0) {
-    prompt.warnings.push_back(absl::StrCat(encoded.invalid_bytes, " bytes of the text are not UTF-8 and were read as single bytes"));
+    prompt.warnings.push_back(absl::StrCat(
+        encoded.invalid_bytes, " bytes of the text are not UTF-8 and were read as single bytes"));
   }
   if (encoded.dropped_bytes > 0) {
-    prompt.warnings.push_back(absl::StrCat(encoded.dropped_bytes, " bytes of the text are not in the model's vocabulary and were left out"));
+    prompt.warnings.push_back(
+        absl::StrCat(encoded.dropped_bytes,
+                     " bytes of the text are not in the model's vocabulary and were left out"));
   }
   return prompt;
 }

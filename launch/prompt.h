@@ -15,8 +15,8 @@ namespace kvring {
 struct PromptFlags {
   std::vector<std::string> files;  // documents, "-" for standard input
   std::string question;
-  std::string ids_file;            // prompt as token ids instead of text
-  bool raw = false;                // no chat template: documents, then the question, as they are
+  std::string ids_file;  // prompt as token ids instead of text
+  bool raw = false;      // no chat template: documents, then the question, as they are
 };
 
 struct Prompt {
@@ -27,7 +27,8 @@ struct Prompt {
 };
 
 // One clear message for what cannot be a prompt: a file that is missing, empty or binary (F17, with the byte), no text at all.
-absl::StatusOr<Prompt> MakePrompt(const PromptFlags& flags, const VocabData& vocab, const Tokenizer& tokenizer);
+absl::StatusOr<Prompt> MakePrompt(const PromptFlags& flags, const VocabData& vocab,
+                                  const Tokenizer& tokenizer);
 
 // The whole file, or standard input for "-". INVALID_ARGUMENT when it is empty or holds a NUL byte.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path);

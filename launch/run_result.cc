@@ -40,13 +40,18 @@ absl::Status WriteRunJson(const RunResult& result, const std::string& path) {
 void PrintRunSummary(const RunResult& result) {
   std::string tokens;
   for (const RankReport& rank : result.ranks) {
-    absl::StrAppend(&tokens, tokens.empty() ? "" : ", ", Grouped(rank.tokens), " (", HumanBytes(rank.kv_bytes), ")");
+    absl::StrAppend(&tokens, tokens.empty() ? "" : ", ", Grouped(rank.tokens), " (",
+                    HumanBytes(rank.kv_bytes), ")");
   }
   std::fprintf(stderr, "tokens   per rank: %s\n", tokens.c_str());
-  const double smaller = result.kv_bytes > 0 ? static_cast<double>(result.kv_bytes_f16) / result.kv_bytes : 0;
-  std::fprintf(stderr, "kv       %s: %s allocated, fp16 would take %s (%.2f times as much)\n", result.kv.c_str(),
-               HumanBytes(result.kv_bytes).c_str(), HumanBytes(result.kv_bytes_f16).c_str(), smaller);
-  std::fprintf(stderr, "time     first token after %.2f s; prompt %.0f tokens/s; answer %zu tokens, %.1f tokens/s (%s)\n",
+  const double smaller =
+      result.kv_bytes > 0 ? static_cast<double>(result.kv_bytes_f16) / result.kv_bytes : 0;
+  std::fprintf(stderr, "kv       %s: %s allocated, fp16 would take %s (%.2f times as much)\n",
+               result.kv.c_str(), HumanBytes(result.kv_bytes).c_str(),
+               HumanBytes(result.kv_bytes_f16).c_str(), smaller);
+  std::fprintf(stderr,
+               "time     first token after %.2f s; prompt %.0f tokens/s; answer %zu tokens, %.1f "
+               "tokens/s (%s)\n",
                result.ttft_s, result.prefill_rate(), result.tokens.size(), result.decode_rate(),
                result.finish_reason.c_str());
   int64_t peak = 0;

@@ -48,17 +48,21 @@ absl::Status CheckFlags(Session& s) {
   if (s.new_tokens < 1) return absl::InvalidArgumentError("-n 0: at least 1 new token is needed");
   if (!f.context.empty()) {
     KVRING_ASSIGN_OR_RETURN(s.context, ParseLength(f.context));
-    if (s.context < 2) return absl::InvalidArgumentError(absl::StrCat("-c ", f.context, ": at least 2 tokens are needed"));
+    if (s.context < 2)
+      return absl::InvalidArgumentError(
+          absl::StrCat("-c ", f.context, ": at least 2 tokens are needed"));
   }
   if (!f.chunk.empty()) {
     KVRING_ASSIGN_OR_RETURN(s.chunk, ParseLength(f.chunk));
     if (s.chunk < 1) return absl::InvalidArgumentError("--chunk 0: at least 1 token is needed");
   }
   if (f.scheme != "auto" && f.scheme != "gather-q") {
-    return absl::UnimplementedError(absl::StrCat("--attention-scheme ", f.scheme, " is not built yet: use auto or gather-q"));
+    return absl::UnimplementedError(
+        absl::StrCat("--attention-scheme ", f.scheme, " is not built yet: use auto or gather-q"));
   }
   if (f.determinism != "rank-invariant" && f.determinism != "fast") {
-    return absl::InvalidArgumentError(absl::StrCat("--determinism '", f.determinism, "' is unknown: use rank-invariant or fast"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--determinism '", f.determinism, "' is unknown: use rank-invariant or fast"));
   }
   KVRING_RETURN_IF_ERROR(CheckSampling(f.sampling));
   KVRING_ASSIGN_OR_RETURN(s.rule, ParseVisibility(f.model));
@@ -69,7 +73,8 @@ absl::Status OpenAll(Session& s) {
   KVRING_ASSIGN_OR_RETURN(s.model, OpenModelFile(s.flags.model.model));
   std::vector<const RopeTable*> rope;
   for (const RopeTable& table : s.model.config.rope) rope.push_back(&table);
-  KVRING_ASSIGN_OR_RETURN(s.codec, MakeCodec(s.flags.kv, s.model.config.kv_shape(s.flags.model.block_tokens), rope));
+  KVRING_ASSIGN_OR_RETURN(
+      s.codec, MakeCodec(s.flags.kv, s.model.config.kv_shape(s.flags.model.block_tokens), rope));
   return absl::OkStatus();
 }
 
@@ -88,20 +93,23 @@ absl::Status CheckContext(Session& s, const Job& job, const GlobalOptions& globa
   const int64_t trained = config.trained_context;
   if (trained > 0 && std::max(s.context, s.total()) > trained) {
     const std::string what =
-        s.context > trained ? absl::StrCat("-c ", s.context)
-                            : absl::StrCat("the prompt of ", Grouped(s.prompt.ids.size()), " tokens and -n ", s.new_tokens,
-                                           " (", Grouped(s.total()), " together)");
+        s.context > trained
+            ? absl::StrCat("-c ", s.context)
+            : absl::StrCat("the prompt of ", Grouped(s.prompt.ids.size()), " tokens and -n ",
+                           s.new_tokens, " (", Grouped(s.total()), " together)");
     if (!s.flags.beyond_trained) {
-      return absl::InvalidArgumentError(absl::StrCat(what, " is beyond the ", Grouped(trained),
-                                                     " tokens that the model was trained for: use a shorter text, or pass "
-                                                     "--beyond-trained and expect worse answers"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " is beyond the ", Grouped(trained),
+                       " tokens that the model was trained for: use a shorter text, or pass "
+                       "--beyond-trained and expect worse answers"));
     }
-    s.warnings.push_back(absl::StrCat(what, " is beyond the trained ", trained, " tokens: answers may be nonsense"));
+    s.warnings.push_back(
+        absl::StrCat(what, " is beyond the trained ", trained, " tokens: answers may be nonsense"));
   }
   if (s.context > 0 && s.total() > s.context) {
-    return absl::InvalidArgumentError(absl::StrCat("the prompt of ", Grouped(s.prompt.ids.size()), " tokens and -n ",
-                                                   s.new_tokens, " need ", Grouped(s.total()), " tokens, -c allows ",
-                                                   Grouped(s.context)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the prompt of ", Grouped(s.prompt.ids.size()), " tokens and -n ", s.new_tokens, " need ",
+        Grouped(s.total()), " tokens, -c allows ", Grouped(s.context)));
   }
   return absl::OkStatus();
 }
@@ -116,20 +124,25 @@ int64_t PlannedChunk(const Session& s) { return s.chunk > 0 ? s.chunk : 2048; }
 absl::StatusOr<int64_t> CheckMemory(Session& s, const Job& job, const GlobalOptions& global) {
   const ModelConfig& config = s.model.config;
   const ShardMap map = MapOf(s, job.size());
-  const int64_t available =
-      static_cast<int64_t>(kMemoryShare * static_cast<double>(AvailableMemoryBytes()) / job.ranks_on_host());
+  const int64_t available = static_cast<int64_t>(
+      kMemoryShare * static_cast<double>(AvailableMemoryBytes()) / job.ranks_on_host());
   const MemoryPlan plan = PlanMemory(config, *s.codec, map, s.total(), PlannedChunk(s), s.rule);
-  const int64_t declared = s.context > 0 ? s.context : config.trained_context > 0 ? config.trained_context : s.total();
+  const int64_t declared = s.context > 0                ? s.context
+                           : config.trained_context > 0 ? config.trained_context
+                                                        : s.total();
   const int64_t fits = LargestContext(config, *s.codec, map, PlannedChunk(s), s.rule, available,
                                       std::max(declared, s.total()));
   if (fits < s.total()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "not enough memory: ", Grouped(s.total()), " tokens with --kv ", s.codec->traits().id, " need ",
-        HumanBytes(plan.total()), " on each of ", job.size(), " ranks, ", HumanBytes(available),
-        " are available (enough for ", Grouped(fits), " tokens): use a shorter text, a smaller codec or more hosts"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("not enough memory: ", Grouped(s.total()), " tokens with --kv ",
+                     s.codec->traits().id, " need ", HumanBytes(plan.total()), " on each of ",
+                     job.size(), " ranks, ", HumanBytes(available), " are available (enough for ",
+                     Grouped(fits), " tokens): use a shorter text, a smaller codec or more hosts"));
   }
   if (fits < declared && s.context == 0) {
-    Say(global, absl::StrCat("context  ", Grouped(fits), " tokens fit in memory, the model was trained for ", Grouped(declared)));
+    Say(global,
+        absl::StrCat("context  ", Grouped(fits),
+                     " tokens fit in memory, the model was trained for ", Grouped(declared)));
   }
   return std::max(plan.kv_peak, available - plan.buffers);
 }
@@ -154,16 +167,18 @@ absl::Status Prepare(Session& s, const Job& job, const GlobalOptions& global) {
 }
 
 void PrintHead(const Session& s, const Job& job, int threads, const GlobalOptions& global) {
-  Say(global, absl::StrCat("model    ", s.flags.model.model, ": ", DescribeModel(s.model.config), ", weights ",
-                           HumanBytes(s.weights->bytes()), " (", s.numerics, ")"));
-  Say(global, absl::StrCat("ranks    ", job.size(), " ", job.kind(), ", ", threads, threads == 1 ? " thread" : " threads", " each"));
-  Say(global, absl::StrCat("prompt   ", Grouped(s.prompt.ids.size()), " tokens (", s.prompt.form, "), then up to ",
-                           Grouped(s.new_tokens), " new ones"));
+  Say(global, absl::StrCat("model    ", s.flags.model.model, ": ", DescribeModel(s.model.config),
+                           ", weights ", HumanBytes(s.weights->bytes()), " (", s.numerics, ")"));
+  Say(global, absl::StrCat("ranks    ", job.size(), " ", job.kind(), ", ", threads,
+                           threads == 1 ? " thread" : " threads", " each"));
+  Say(global, absl::StrCat("prompt   ", Grouped(s.prompt.ids.size()), " tokens (", s.prompt.form,
+                           "), then up to ", Grouped(s.new_tokens), " new ones"));
   if (global.verbose) Say(global, absl::StrCat("         ", s.prompt.rule));
   const ShardMap map = MapOf(s, job.size());
   std::string per_rank;
   for (int slot = 0; slot < job.size(); ++slot) {
-    absl::StrAppend(&per_rank, slot == 0 ? "" : ", ", Grouped(map.SlotTokens(slot, s.prompt.ids.size())));
+    absl::StrAppend(&per_rank, slot == 0 ? "" : ", ",
+                    Grouped(map.SlotTokens(slot, s.prompt.ids.size())));
   }
   Say(global, absl::StrCat("shards   prompt tokens per rank: ", per_rank));
   for (const std::string& warning : s.warnings) Say(global, absl::StrCat("warning  ", warning));
@@ -173,7 +188,8 @@ void PrintHead(const Session& s, const Job& job, int threads, const GlobalOption
 // of its own, which may stay the larger one.
 int64_t PlannedPeak(const Session& s, const Job& job, const std::vector<RankReport>& now) {
   const int64_t plan =
-      PlanMemory(s.model.config, *s.codec, MapOf(s, job.size()), s.total(), PlannedChunk(s), s.rule).total();
+      PlanMemory(s.model.config, *s.codec, MapOf(s, job.size()), s.total(), PlannedChunk(s), s.rule)
+          .total();
   int64_t peak = 0;
   for (const RankReport& rank : now) {
     const int64_t inside = job.processes() ? plan : plan * job.size();
@@ -182,8 +198,8 @@ int64_t PlannedPeak(const Session& s, const Job& job, const std::vector<RankRepo
   return peak;
 }
 
-absl::Status LeadRun(Session& s, Job& job, int threads, int64_t pool_bytes, const ExecutorOptions& options,
-                     const GlobalOptions& global) {
+absl::Status LeadRun(Session& s, Job& job, int threads, int64_t pool_bytes,
+                     const ExecutorOptions& options, const GlobalOptions& global) {
   KVRING_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> group, job.Lead(threads, options));
   EngineOptions engine_options;
   engine_options.weights = s.weights;
@@ -194,14 +210,17 @@ absl::Status LeadRun(Session& s, Job& job, int threads, int64_t pool_bytes, cons
   engine_options.numerics = s.numerics;
   engine_options.chunk = s.chunk;
   engine_options.pool_bytes_per_rank = pool_bytes;
-  KVRING_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(engine_options, &group->leader()));
+  KVRING_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
+                          Engine::Create(engine_options, &group->leader()));
   KVRING_ASSIGN_OR_RETURN(const std::vector<RankReport> loaded, engine->Reports());
   RunResult result;
   result.planned_peak_bytes = PlannedPeak(s, job, loaded);
-  Say(global, absl::StrCat("memory   planned peak of a process ", HumanBytes(result.planned_peak_bytes), ", ",
-                           HumanBytes(AvailableMemoryBytes()), " available"));
-  AnswerOptions answer{&s.prompt.ids, s.new_tokens, s.flags.sampling, s.flags.ignore_eos, s.flags.logits_file,
-                       global.json != "-", global.quiet, s.tokenizer.get()};
+  Say(global,
+      absl::StrCat("memory   planned peak of a process ", HumanBytes(result.planned_peak_bytes),
+                   ", ", HumanBytes(AvailableMemoryBytes()), " available"));
+  AnswerOptions answer{&s.prompt.ids,      s.new_tokens,        s.flags.sampling,
+                       s.flags.ignore_eos, s.flags.logits_file, global.json != "-",
+                       global.quiet,       s.tokenizer.get()};
   KVRING_RETURN_IF_ERROR(Answer(*engine, answer, result));
   result.kv = s.codec->traits().id;
   result.numerics = s.numerics;
@@ -217,7 +236,9 @@ absl::Status LeadRun(Session& s, Job& job, int threads, int64_t pool_bytes, cons
 
 absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
   if (flags.job.mpi && !DetectMpiLaunch().launched) {
-    if (flags.job.ranks < 1) return absl::InvalidArgumentError(absl::StrCat("--ranks ", flags.job.ranks, ": must be at least 1"));
+    if (flags.job.ranks < 1)
+      return absl::InvalidArgumentError(
+          absl::StrCat("--ranks ", flags.job.ranks, ": must be at least 1"));
     return SpawnUnderMpirun(flags.job.ranks, ArgumentsForRanks());
   }
   Session s;
@@ -228,7 +249,8 @@ absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
   KVRING_RETURN_IF_ERROR(job->Agree(Prepare(s, *job, global), loading));
   const int threads = ThreadsPerRank(global.threads, job->ranks_on_host());
   KVRING_RETURN_IF_ERROR(job->Agree(LoadWeights(s, *job), loading));
-  absl::StatusOr<int64_t> pool = job->leads() ? CheckMemory(s, *job, global) : absl::StatusOr<int64_t>(int64_t{1} << 50);
+  absl::StatusOr<int64_t> pool =
+      job->leads() ? CheckMemory(s, *job, global) : absl::StatusOr<int64_t>(int64_t{1} << 50);
   KVRING_RETURN_IF_ERROR(job->Agree(pool.status(), loading));
   ExecutorOptions options;
   options.weights = s.weights;

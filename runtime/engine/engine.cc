@@ -14,7 +14,7 @@ constexpr double kStepSeconds = 1.0;
 struct Engine::Running {
   SequenceId id = 0;
   EngineRequest request;
-  int64_t done = 0;       // tokens that the model has seen
+  int64_t done = 0;  // tokens that the model has seen
   int64_t new_tokens = 0;
   int32_t last_token = 0;
   int rho = 0;
@@ -27,11 +27,14 @@ struct Engine::Running {
   int64_t total() const { return prompt_tokens() + request.max_new_tokens; }
 };
 
-Engine::Engine(const EngineOptions& options, Executor* leader) : options_(options), leader_(leader) {}
+Engine::Engine(const EngineOptions& options, Executor* leader)
+    : options_(options), leader_(leader) {}
 Engine::~Engine() = default;
 
-absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options, Executor* leader) {
-  if (options.chunk < 0) return absl::InvalidArgumentError(absl::StrCat("--chunk ", options.chunk, " is negative"));
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
+                                                       Executor* leader) {
+  if (options.chunk < 0)
+    return absl::InvalidArgumentError(absl::StrCat("--chunk ", options.chunk, " is negative"));
   auto engine = std::unique_ptr<Engine>(new Engine(options, leader));
   engine->chunk_ = options.chunk > 0 ? options.chunk : kFirstChunk;
   engine->reserved_.assign(leader->comm().size(), 0);
@@ -46,7 +49,8 @@ std::vector<int64_t> Engine::ReservedBytes(int64_t tokens) const {
   const auto map = ShardMap::Create(ranks, options_.virtual_shards, options_.block_tokens, 0);
   std::vector<int64_t> bytes(ranks);
   for (int slot = 0; slot < ranks; ++slot) {
-    bytes[slot] = KvPeakBytes(*options_.codec, shape, *map, slot, tokens, std::min(tokens, max_chunk()), options_.rule);
+    bytes[slot] = KvPeakBytes(*options_.codec, shape, *map, slot, tokens,
+                              std::min(tokens, max_chunk()), options_.rule);
   }
   return bytes;
 }
@@ -54,7 +58,8 @@ std::vector<int64_t> Engine::ReservedBytes(int64_t tokens) const {
 absl::StatusOr<SequenceId> Engine::Submit(EngineRequest request) {
   if (request.prompt.empty()) return absl::InvalidArgumentError("the prompt has no tokens");
   if (request.max_new_tokens < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("-n ", request.max_new_tokens, ": at least 1 new token is needed"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("-n ", request.max_new_tokens, ": at least 1 new token is needed"));
   }
   KVRING_RETURN_IF_ERROR(CheckSampling(request.sampling));
   auto running = std::make_unique<Running>();
@@ -63,10 +68,10 @@ absl::StatusOr<SequenceId> Engine::Submit(EngineRequest request) {
   running->reserved = ReservedBytes(running->total());
   const int64_t needed = *std::max_element(running->reserved.begin(), running->reserved.end());
   if (needed > options_.pool_bytes_per_rank) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the KV cache of ", running->total(), " tokens needs ", needed, " bytes on the fullest of ",
-                     running->reserved.size(), " ranks, ", options_.pool_bytes_per_rank,
-                     " are available: use fewer tokens, more ranks or a smaller --kv codec"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the KV cache of ", running->total(), " tokens needs ", needed, " bytes on the fullest of ",
+        running->reserved.size(), " ranks, ", options_.pool_bytes_per_rank,
+        " are available: use fewer tokens, more ranks or a smaller --kv codec"));
   }
   const SequenceId id = running->id;
   waiting_.push_back(std::move(running));
@@ -89,13 +94,16 @@ absl::Status Engine::Admit() {
     Running& next = *waiting_.front();
     next.rho = next.request.rho >= 0
                    ? next.request.rho % ranks
-                   : static_cast<int>(std::min_element(reserved_.begin(), reserved_.end()) - reserved_.begin());
+                   : static_cast<int>(std::min_element(reserved_.begin(), reserved_.end()) -
+                                      reserved_.begin());
     for (int slot = 0; slot < ranks; ++slot) {
-      if (reserved_[(slot + next.rho) % ranks] + next.reserved[slot] > options_.pool_bytes_per_rank) {
+      if (reserved_[(slot + next.rho) % ranks] + next.reserved[slot] >
+          options_.pool_bytes_per_rank) {
         return absl::OkStatus();
       }
     }
-    for (int slot = 0; slot < ranks; ++slot) reserved_[(slot + next.rho) % ranks] += next.reserved[slot];
+    for (int slot = 0; slot < ranks; ++slot)
+      reserved_[(slot + next.rho) % ranks] += next.reserved[slot];
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -112,7 +120,8 @@ Slice Engine::MakeSlice(Running& request, int64_t tokens) {
     const auto first = request.request.prompt.begin() + request.done;
     slice.ids.assign(first, first + tokens);
   }
-  slice.scheme = slice.tokens() <= options_.replicated_limit ? Scheme::kReplicated : Scheme::kGatherQ;
+  slice.scheme =
+      slice.tokens() <= options_.replicated_limit ? Scheme::kReplicated : Scheme::kGatherQ;
   const int64_t prefix = options_.codec->traits().prefix_tokens;
   slice.mean_exchange = prefix > 0 && slice.begin < prefix && slice.end() >= prefix;
   slice.want = slice.end() >= request.prompt_tokens() ? Want::kLast : Want::kNothing;
@@ -126,7 +135,8 @@ StepPlan Engine::MakePlan() {
   plan.ops.swap(pending_ops_);
   int64_t budget = chunk_;
   for (auto& request : running_) {
-    const int64_t tokens = request->decoding() ? 1 : std::min(budget, request->prompt_tokens() - request->done);
+    const int64_t tokens =
+        request->decoding() ? 1 : std::min(budget, request->prompt_tokens() - request->done);
     if (tokens == 0) continue;
     if (!request->created) {
       plan.ops.push_back({SequenceOp::Kind::kCreate, request->id, 0, 0, request->rho});
@@ -166,12 +176,14 @@ absl::Status Engine::Deliver(const StepPlan& plan, const StepResult& result) {
       request->done = slice.end();
       if (!prefill) continue;
       prompt_tokens += slice.tokens();
-      if (request->request.on_prefill) request->request.on_prefill(request->done, request->prompt_tokens());
+      if (request->request.on_prefill)
+        request->request.on_prefill(request->done, request->prompt_tokens());
     }
   }
   for (const SliceOutput& output : result.outputs) {
     for (auto& request : running_) {
-      if (request->id == output.sequence && !request->finished) KVRING_RETURN_IF_ERROR(DeliverToken(*request, output));
+      if (request->id == output.sequence && !request->finished)
+        KVRING_RETURN_IF_ERROR(DeliverToken(*request, output));
     }
   }
   AdaptChunk(prompt_tokens, result.seconds);
@@ -200,9 +212,11 @@ void Engine::Finish(Running& request, const absl::Status& status, const std::str
   if (request.finished) return;
   request.finished = true;
   if (request.created) pending_ops_.push_back({SequenceOp::Kind::kClose, request.id, 0, 0, 0});
-  const bool admitted = std::any_of(running_.begin(), running_.end(), [&](const auto& r) { return r->id == request.id; });
+  const bool admitted = std::any_of(running_.begin(), running_.end(),
+                                    [&](const auto& r) { return r->id == request.id; });
   const int ranks = static_cast<int>(reserved_.size());
-  for (int slot = 0; admitted && slot < ranks; ++slot) reserved_[(slot + request.rho) % ranks] -= request.reserved[slot];
+  for (int slot = 0; admitted && slot < ranks; ++slot)
+    reserved_[(slot + request.rho) % ranks] -= request.reserved[slot];
   if (request.request.on_done) request.request.on_done(request.id, status, reason);
 }
 

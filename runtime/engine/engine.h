@@ -25,34 +25,37 @@ struct EngineOptions {
   int block_tokens = 64;
   int virtual_shards = 64;
   std::string numerics;
-  int64_t chunk = 0;             // prompt tokens a step; 0: so many that a step takes about a second
+  int64_t chunk = 0;  // prompt tokens a step; 0: so many that a step takes about a second
   int64_t pool_bytes_per_rank = int64_t{1} << 40;
-  int replicated_limit = 8;      // slices of so few tokens run on all ranks instead of being shared out
+  int replicated_limit = 8;  // slices of so few tokens run on all ranks instead of being shared out
 };
 
 struct TokenEvent {
   SequenceId request = 0;
   int32_t token = 0;
-  int64_t index = 0;               // of the new token: 0, 1, ..
-  std::span<const float> logits;   // [vocab] it was chosen from
+  int64_t index = 0;              // of the new token: 0, 1, ..
+  std::span<const float> logits;  // [vocab] it was chosen from
 };
 
 struct EngineRequest {
   std::vector<int32_t> prompt;  // not empty
   int64_t max_new_tokens = 0;
   SamplingParams sampling;
-  std::vector<int32_t> stop;    // ids that end the answer; they are reported as the last token
-  int rho = -1;                 // rotation; -1: the rank with the least reserved
-  std::function<void(int64_t done, int64_t total)> on_prefill;  // after each step with tokens of the prompt
-  std::function<bool(const TokenEvent&)> on_token;              // false cancels
-  std::function<void(SequenceId, const absl::Status&, const std::string& finish_reason)> on_done;  // exactly once
+  std::vector<int32_t> stop;  // ids that end the answer; they are reported as the last token
+  int rho = -1;               // rotation; -1: the rank with the least reserved
+  std::function<void(int64_t done, int64_t total)>
+      on_prefill;                                   // after each step with tokens of the prompt
+  std::function<bool(const TokenEvent&)> on_token;  // false cancels
+  std::function<void(SequenceId, const absl::Status&, const std::string& finish_reason)>
+      on_done;  // exactly once
 };
 
 class Engine {
  public:
   ~Engine();
   // `group`'s leader outlives the engine.
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options, Executor* leader);
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
+                                                        Executor* leader);
 
   // INVALID_ARGUMENT for a bad request; RESOURCE_EXHAUSTED with needed and available bytes when it can never fit. A request
   // that does not fit now waits until others are done; prompt and answer are reserved at admission.
@@ -88,7 +91,7 @@ class Engine {
   SequenceId next_id_ = 1;
   uint64_t step_ = 0;
   std::list<std::unique_ptr<Running>> waiting_, running_;
-  std::vector<int64_t> reserved_;       // [ranks] bytes of running requests
+  std::vector<int64_t> reserved_;        // [ranks] bytes of running requests
   std::vector<SequenceOp> pending_ops_;  // closes of finished sequences, for the next plan
 };
 

@@ -14,12 +14,13 @@ int64_t WantBegin(const Slice& slice) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& options, Communicator* comm) {
+absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions& options,
+                                                           Communicator* comm) {
   const ModelConfig& config = options.weights->config();
   if (options.rule.cell % options.block_tokens != 0 || options.rule.cell <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--cell ", options.rule.cell,
-                                                   " must be a positive multiple of --block-tokens ",
-                                                   options.block_tokens));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--cell ", options.rule.cell,
+                     " must be a positive multiple of --block-tokens ", options.block_tokens));
   }
   KVRING_RETURN_IF_ERROR(
       ShardMap::Create(comm->size(), options.virtual_shards, options.block_tokens, 0).status());
@@ -39,15 +40,17 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions
 
 absl::Status Executor::CheckPlan(const StepPlan& plan) const {
   if (plan.numerics != options_.numerics) {
-    return absl::FailedPreconditionError(absl::StrCat("rank ", comm_->rank(), " computes with numerics '",
-                                                      options_.numerics, "', the plan with '", plan.numerics,
-                                                      "': start all ranks with the same --math on the same kind of CPU"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", comm_->rank(), " computes with numerics '", options_.numerics,
+                     "', the plan with '", plan.numerics,
+                     "': start all ranks with the same --math on the same kind of CPU"));
   }
   const int vocab = options_.weights->config().vocab;
   for (const Slice& slice : plan.slices) {
     for (const int32_t id : slice.ids) {
       if (id < 0 || id >= vocab) {
-        return absl::InvalidArgumentError(absl::StrCat("token id ", id, " is outside the vocabulary of ", vocab));
+        return absl::InvalidArgumentError(
+            absl::StrCat("token id ", id, " is outside the vocabulary of ", vocab));
       }
     }
   }
@@ -73,7 +76,8 @@ absl::StatusOr<StepResult> Executor::RunChecked(const StepPlan& plan, Activation
   StepResult result;
   if (!plan.slices.empty()) {
     KVRING_ASSIGN_OR_RETURN(const Batch batch, kv_->BeginStep(plan));
-    KVRING_ASSIGN_OR_RETURN(const std::span<const float> hidden, transformer_.Forward(batch, *kv_, tap));
+    KVRING_ASSIGN_OR_RETURN(const std::span<const float> hidden,
+                            transformer_.Forward(batch, *kv_, tap));
     KVRING_RETURN_IF_ERROR(Collect(plan, batch, hidden, result));
   }
   if (plan.report) KVRING_RETURN_IF_ERROR(Report(result));
@@ -88,12 +92,13 @@ absl::Status Executor::Report(StepResult& result) {
     result.reports[0] = mine;
     return absl::OkStatus();
   }
-  return comm_->AllGatherV(&mine, sizeof(mine), result.reports.data(), bytes, absl::Now() + options_.timeout);
+  return comm_->AllGatherV(&mine, sizeof(mine), result.reports.data(), bytes,
+                           absl::Now() + options_.timeout);
 }
 
 // Wanted rows travel to rank 0: those of gather-Q slices from their home, replicated ones are there already.
-absl::Status Executor::Collect(const StepPlan& plan, const Batch& batch, std::span<const float> hidden,
-                               StepResult& result) {
+absl::Status Executor::Collect(const StepPlan& plan, const Batch& batch,
+                               std::span<const float> hidden, StepResult& result) {
   const int64_t width = options_.weights->config().hidden;
   const int n = comm_->size(), me = comm_->rank();
   std::vector<float> send;
@@ -106,7 +111,8 @@ absl::Status Executor::Collect(const StepPlan& plan, const Batch& batch, std::sp
       const bool mine = slice.scheme == Scheme::kReplicated || owner == me;
       if (t >= WantBegin(slice)) {
         ++rows_from[owner];
-        if (owner == me) send.insert(send.end(), hidden.data() + row * width, hidden.data() + (row + 1) * width);
+        if (owner == me)
+          send.insert(send.end(), hidden.data() + row * width, hidden.data() + (row + 1) * width);
       }
       row += mine ? 1 : 0;
     }
@@ -118,7 +124,9 @@ absl::Status Executor::Collect(const StepPlan& plan, const Batch& batch, std::sp
   std::vector<float> received(me == 0 ? total * width : 0);
   std::vector<int64_t> send_bytes(n, 0), recv_bytes(n, 0);
   send_bytes[0] = rows_from[me] * row_bytes;
-  if (me == 0) std::transform(rows_from.begin(), rows_from.end(), recv_bytes.begin(), [&](int64_t r) { return r * row_bytes; });
+  if (me == 0)
+    std::transform(rows_from.begin(), rows_from.end(), recv_bytes.begin(),
+                   [&](int64_t r) { return r * row_bytes; });
   if (n > 1) {
     KVRING_RETURN_IF_ERROR(comm_->AllToAllV(send.data(), send_bytes, received.data(), recv_bytes,
                                             absl::Now() + options_.timeout));
@@ -132,7 +140,8 @@ absl::Status Executor::Collect(const StepPlan& plan, const Batch& batch, std::sp
     if (slice.want == Want::kNothing) continue;
     SliceOutput out{slice.sequence, WantBegin(slice), slice.end() - WantBegin(slice), {}};
     for (int64_t t = WantBegin(slice); t < slice.end(); ++t) {
-      const int owner = slice.scheme == Scheme::kReplicated ? 0 : kv_->Find(slice.sequence)->map().Home(t);
+      const int owner =
+          slice.scheme == Scheme::kReplicated ? 0 : kv_->Find(slice.sequence)->map().Home(t);
       out.hidden.insert(out.hidden.end(), next[owner], next[owner] + width);
       next[owner] += width;
     }

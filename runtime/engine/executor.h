@@ -32,7 +32,8 @@ struct SliceOutput {
   SequenceId sequence = 0;
   int64_t first_position = 0;
   int64_t rows = 0;
-  std::vector<float> hidden;  // [rows][hidden] after the output norm: Transformer::Logits makes logits of it
+  std::vector<float>
+      hidden;  // [rows][hidden] after the output norm: Transformer::Logits makes logits of it
 };
 
 struct StepResult {
@@ -44,7 +45,8 @@ struct StepResult {
 class Executor {
  public:
   // comm outlives the executor.
-  static absl::StatusOr<std::unique_ptr<Executor>> Create(const ExecutorOptions& options, Communicator* comm);
+  static absl::StatusOr<std::unique_ptr<Executor>> Create(const ExecutorOptions& options,
+                                                          Communicator* comm);
 
   // Every rank runs the same plan. An error aborts the communicator, so that the other ranks end their step too.
   absl::StatusOr<StepResult> Run(const StepPlan& plan, ActivationTap* tap = nullptr);
@@ -66,7 +68,8 @@ class Executor {
   absl::StatusOr<StepResult> RunChecked(const StepPlan& plan, ActivationTap* tap);
   absl::Status CheckPlan(const StepPlan& plan) const;
   absl::Status Report(StepResult& result);
-  absl::Status Collect(const StepPlan& plan, const Batch& batch, std::span<const float> hidden, StepResult& result);
+  absl::Status Collect(const StepPlan& plan, const Batch& batch, std::span<const float> hidden,
+                       StepResult& result);
 
   ExecutorOptions options_;
   Communicator* comm_;

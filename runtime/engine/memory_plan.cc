@@ -9,25 +9,27 @@
 
 namespace kvring {
 
-MemoryPlan PlanMemory(const ModelConfig& config, const Codec& codec, const ShardMap& map, int64_t tokens, int64_t chunk,
-                      const VisibilityRule& rule) {
+MemoryPlan PlanMemory(const ModelConfig& config, const Codec& codec, const ShardMap& map,
+                      int64_t tokens, int64_t chunk, const VisibilityRule& rule) {
   const KvShape shape = config.kv_shape(map.block_tokens());
   chunk = std::min(chunk, tokens);
   MemoryPlan plan;
   for (int slot = 0; slot < map.ranks(); ++slot) {
     plan.kv_bytes = std::max(plan.kv_bytes, KvBytes(codec, shape, map, slot, tokens, rule));
-    plan.kv_peak = std::max(plan.kv_peak, KvPeakBytes(codec, shape, map, slot, tokens, chunk, rule));
+    plan.kv_peak =
+        std::max(plan.kv_peak, KvPeakBytes(codec, shape, map, slot, tokens, chunk, rule));
   }
   // A chunk is shared out by blocks: the busiest rank has one block more than its share.
   const int64_t rows = std::min(chunk, (chunk / map.ranks() + map.block_tokens()));
-  const int64_t rotated = rows * config.query_heads * config.dk * static_cast<int64_t>(sizeof(float));
+  const int64_t rotated =
+      rows * config.query_heads * config.dk * static_cast<int64_t>(sizeof(float));
   plan.buffers = Transformer::BufferBytes(config, rows) + rotated +
                  DistributedAttention::BufferBytes(shape, map.ranks(), rows, chunk);
   return plan;
 }
 
-int64_t LargestContext(const ModelConfig& config, const Codec& codec, const ShardMap& map, int64_t chunk,
-                       const VisibilityRule& rule, int64_t bytes, int64_t limit) {
+int64_t LargestContext(const ModelConfig& config, const Codec& codec, const ShardMap& map,
+                       int64_t chunk, const VisibilityRule& rule, int64_t bytes, int64_t limit) {
   const auto fits = [&](int64_t tokens) {
     return PlanMemory(config, codec, map, tokens, chunk, rule).total() <= bytes;
   };

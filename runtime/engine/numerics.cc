@@ -10,7 +10,8 @@ absl::StatusOr<LinearMath> ParseMath(const std::string& text) {
   for (const LinearMath math : {LinearMath::kF32, LinearMath::kBf16, LinearMath::kInt8}) {
     if (text == LinearMathName(math)) return math;
   }
-  return absl::InvalidArgumentError(absl::StrCat("--math '", text, "' is unknown: use auto, f32, bf16 or int8"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--math '", text, "' is unknown: use auto, f32, bf16 or int8"));
 }
 
 std::string NumericsId(LinearMath math) {

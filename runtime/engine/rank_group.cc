@@ -7,15 +7,16 @@
 namespace kvring {
 namespace {
 
-constexpr absl::Duration kIdleLimit = absl::Hours(24 * 365);  // a follower waits for as long as its leader lives
+constexpr absl::Duration kIdleLimit =
+    absl::Hours(24 * 365);  // a follower waits for as long as its leader lives
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Threads(int ranks, int threads_per_rank,
                                                               const ExecutorOptions& options) {
   if (ranks < 1 || ranks > options.virtual_shards) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--ranks ", ranks, ": must be in [1, ", options.virtual_shards, "], the virtual shards"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--ranks ", ranks, ": must be in [1, ", options.virtual_shards, "], the virtual shards"));
   }
   auto group = std::unique_ptr<RankGroup>(new RankGroup);
   group->numerics_ = options.numerics;

@@ -9,16 +9,19 @@ namespace kvring {
 namespace {
 
 bool SameTable(const RopeTable& a, const RopeTable& b) {
-  return &a == &b || (a.pairing == b.pairing && a.head_dim == b.head_dim && a.inv_freq == b.inv_freq &&
-                      a.attention_scale == b.attention_scale);
+  return &a == &b || (a.pairing == b.pairing && a.head_dim == b.head_dim &&
+                      a.inv_freq == b.inv_freq && a.attention_scale == b.attention_scale);
 }
 
 // Rows `picked` of a [rows][width] matrix; the matrix itself when they are consecutive.
-const float* Pick(const float* rows, const std::vector<int64_t>& picked, int64_t width, std::vector<float>& storage) {
+const float* Pick(const float* rows, const std::vector<int64_t>& picked, int64_t width,
+                  std::vector<float>& storage) {
   const int64_t n = static_cast<int64_t>(picked.size());
-  if (n == 0 || picked.back() - picked.front() + 1 == n) return n == 0 ? rows : rows + picked.front() * width;
+  if (n == 0 || picked.back() - picked.front() + 1 == n)
+    return n == 0 ? rows : rows + picked.front() * width;
   storage.resize(n * width);
-  for (int64_t i = 0; i < n; ++i) std::copy_n(rows + picked[i] * width, width, storage.data() + i * width);
+  for (int64_t i = 0; i < n; ++i)
+    std::copy_n(rows + picked[i] * width, width, storage.data() + i * width);
   return storage.data();
 }
 
@@ -57,7 +60,8 @@ absl::Status RankKv::Apply(const SequenceOp& op) {
   if (op.kind == SequenceOp::Kind::kCreate) return Create(op);
   if (op.kind == SequenceOp::Kind::kFork) return Fork(op);
   RankSequence* sequence = Find(op.sequence);
-  if (sequence == nullptr) return absl::NotFoundError(absl::StrCat("no sequence ", op.sequence, " on this rank"));
+  if (sequence == nullptr)
+    return absl::NotFoundError(absl::StrCat("no sequence ", op.sequence, " on this rank"));
   if (op.kind == SequenceOp::Kind::kTruncate) return sequence->shard().Truncate(op.length);
   sequences_.erase(op.sequence);
   return absl::OkStatus();
@@ -67,10 +71,11 @@ absl::Status RankKv::Create(const SequenceOp& op) {
   if (Find(op.sequence) != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("sequence ", op.sequence, " exists already"));
   }
-  KVRING_ASSIGN_OR_RETURN(ShardMap map, ShardMap::Create(options_.comm->size(), options_.virtual_shards,
-                                                         options_.shape.block_tokens, op.rho));
-  SequenceShardOptions shard{options_.codec, options_.shape, options_.rope, options_.rule, &pool_,
-                             options_.comm->rank()};
+  KVRING_ASSIGN_OR_RETURN(ShardMap map,
+                          ShardMap::Create(options_.comm->size(), options_.virtual_shards,
+                                           options_.shape.block_tokens, op.rho));
+  SequenceShardOptions shard{options_.codec, options_.shape, options_.rope,
+                             options_.rule,  &pool_,         options_.comm->rank()};
   KVRING_ASSIGN_OR_RETURN(auto created, SequenceShard::Create(shard, map));
   sequences_[op.sequence] = std::make_unique<RankSequence>(options_.codec, map, std::move(created));
   return absl::OkStatus();
@@ -78,9 +83,11 @@ absl::Status RankKv::Create(const SequenceOp& op) {
 
 absl::Status RankKv::Fork(const SequenceOp& op) {
   RankSequence* source = Find(op.source);
-  if (source == nullptr) return absl::NotFoundError(absl::StrCat("no sequence ", op.source, " to fork from"));
+  if (source == nullptr)
+    return absl::NotFoundError(absl::StrCat("no sequence ", op.source, " to fork from"));
   KVRING_ASSIGN_OR_RETURN(auto forked, source->shard().Fork(op.length));
-  sequences_[op.sequence] = std::make_unique<RankSequence>(options_.codec, source->map(), std::move(forked));
+  sequences_[op.sequence] =
+      std::make_unique<RankSequence>(options_.codec, source->map(), std::move(forked));
   return absl::OkStatus();
 }
 
@@ -91,9 +98,11 @@ absl::StatusOr<Batch> RankKv::BeginStep(const StepPlan& plan) {
   angles_table_ = nullptr;
   for (const Slice& slice : plan.slices) {
     RankSequence* sequence = Find(slice.sequence);
-    if (sequence == nullptr) return absl::NotFoundError(absl::StrCat("no sequence ", slice.sequence));
+    if (sequence == nullptr)
+      return absl::NotFoundError(absl::StrCat("no sequence ", slice.sequence));
     if (sequence->shard().length() != slice.begin) {
-      return absl::InternalError(absl::StrCat("sequence ", slice.sequence, " has ", sequence->shard().length(),
+      return absl::InternalError(absl::StrCat("sequence ", slice.sequence, " has ",
+                                              sequence->shard().length(),
                                               " tokens, the plan starts at ", slice.begin));
     }
     StepSlice step{&slice, sequence, {}, {}};
@@ -116,7 +125,8 @@ absl::StatusOr<Batch> RankKv::BeginStep(const StepPlan& plan) {
   return batch_;
 }
 
-absl::Status RankKv::AppendSlice(int layer, StepSlice& step, const float* q, const float* k, const float* v) {
+absl::Status RankKv::AppendSlice(int layer, StepSlice& step, const float* q, const float* k,
+                                 const float* v) {
   const KvShape& s = options_.shape;
   SequenceShard& shard = step.sequence->shard();
   std::vector<float> q_rows, k_rows, v_rows;
@@ -149,7 +159,8 @@ absl::Status RankKv::ExchangeStatistics(int layer, StepSlice& step) {
     send.insert(send.end(), sums, sums + floats);
   }
   std::vector<float> received(blocks * floats), ordered(blocks * floats);
-  KVRING_RETURN_IF_ERROR(options_.comm->AllGatherV(send.data(), send.size() * sizeof(float), received.data(), bytes,
+  KVRING_RETURN_IF_ERROR(options_.comm->AllGatherV(send.data(), send.size() * sizeof(float),
+                                                   received.data(), bytes,
                                                    absl::Now() + options_.timeout));
   const float* next = received.data();
   for (const std::vector<int64_t>& of_rank : owned) {
@@ -164,7 +175,8 @@ absl::Status RankKv::ExchangeStatistics(int layer, StepSlice& step) {
 void RankKv::RotateQueries(int layer, const float* q) {
   const KvShape& s = options_.shape;
   const RopeTable& table = *options_.rope[layer];
-  const int64_t rows = batch_.rows(), width = int64_t{s.query_heads} * s.dk, angle_width = 2 * table.planes();
+  const int64_t rows = batch_.rows(), width = int64_t{s.query_heads} * s.dk,
+                angle_width = 2 * table.planes();
   const bool fresh = angles_table_ == nullptr || !SameTable(*angles_table_, table);
   if (fresh) angles_.resize(rows * angle_width);
   if (static_cast<int64_t>(rotated_.size()) < rows * width) rotated_.resize(rows * width);
@@ -184,8 +196,8 @@ absl::Status RankKv::Attend(int layer, const float* q, const float* k, const flo
     if (!appended.ok()) return Annotate(appended, absl::StrCat("sequence ", step.slice->sequence));
   }
   RotateQueries(layer, q);
-  KVRING_RETURN_IF_ERROR(
-      attention_->Run(layer, attention_slices_, rotated_.data(), out, absl::Now() + options_.timeout));
+  KVRING_RETURN_IF_ERROR(attention_->Run(layer, attention_slices_, rotated_.data(), out,
+                                         absl::Now() + options_.timeout));
   for (StepSlice& step : slices_) step.sequence->shard().CloseCells(layer, step.slice->end());
   return absl::OkStatus();
 }

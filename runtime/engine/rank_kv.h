@@ -24,15 +24,16 @@ struct RankKvOptions {
   std::vector<const RopeTable*> rope;  // [layers]
   VisibilityRule rule;
   int virtual_shards = 64;
-  int64_t pool_bytes = 0;     // limit of this rank's pages
-  absl::Duration timeout;     // of one exchange
+  int64_t pool_bytes = 0;  // limit of this rank's pages
+  absl::Duration timeout;  // of one exchange
   Communicator* comm = nullptr;
 };
 
 // One sequence on this rank, as dist sees it.
 class RankSequence : public KvSource {
  public:
-  RankSequence(std::shared_ptr<const Codec> codec, const ShardMap& map, std::unique_ptr<SequenceShard> shard)
+  RankSequence(std::shared_ptr<const Codec> codec, const ShardMap& map,
+               std::unique_ptr<SequenceShard> shard)
       : codec_(std::move(codec)), map_(map), shard_(std::move(shard)) {}
   const Codec& codec() const override { return *codec_; }
   const float* State(int layer, int head) const override { return shard_->State(layer, head); }
@@ -57,7 +58,8 @@ class RankKv : public KvBackend {
   // Sets the slices of the coming step and returns the rows that this rank computes, slice by slice: all tokens of a
   // replicated slice, those with home here of a gather-Q slice. `plan` outlives the step.
   absl::StatusOr<Batch> BeginStep(const StepPlan& plan);
-  absl::Status Attend(int layer, const float* q, const float* k, const float* v, float* out) override;
+  absl::Status Attend(int layer, const float* q, const float* k, const float* v,
+                      float* out) override;
 
   RankSequence* Find(SequenceId id);
   RankReport Report() const;
@@ -72,7 +74,8 @@ class RankKv : public KvBackend {
   explicit RankKv(const RankKvOptions& options) : options_(options), pool_(options.pool_bytes) {}
   absl::Status Create(const SequenceOp& op);
   absl::Status Fork(const SequenceOp& op);
-  absl::Status AppendSlice(int layer, StepSlice& slice, const float* q, const float* k, const float* v);
+  absl::Status AppendSlice(int layer, StepSlice& slice, const float* q, const float* k,
+                           const float* v);
   absl::Status ExchangeStatistics(int layer, StepSlice& slice);
   void RotateQueries(int layer, const float* q);
 
@@ -83,7 +86,7 @@ class RankKv : public KvBackend {
   std::vector<StepSlice> slices_;
   std::vector<AttentionSlice> attention_slices_;
   Batch batch_;
-  std::vector<float> angles_;          // [rows][planes][2] of angles_layer_'s table
+  std::vector<float> angles_;  // [rows][planes][2] of angles_layer_'s table
   const RopeTable* angles_table_ = nullptr;
   std::vector<float> rotated_, gathered_;
 };

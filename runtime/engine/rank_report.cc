@@ -31,7 +31,9 @@ int64_t NumberIn(const char* path) {
 
 }  // namespace
 
-int64_t ProcessRssBytes() { return std::max<int64_t>(0, KilobyteField("/proc/self/status", "VmRSS:")); }
+int64_t ProcessRssBytes() {
+  return std::max<int64_t>(0, KilobyteField("/proc/self/status", "VmRSS:"));
+}
 
 int64_t ProcessPeakRssBytes() {
   rusage usage{};
@@ -42,7 +44,8 @@ int64_t ProcessPeakRssBytes() {
 int64_t AvailableMemoryBytes() {
   int64_t available = KilobyteField("/proc/meminfo", "MemAvailable:");
   if (available < 0) available = std::numeric_limits<int64_t>::max();
-  const int64_t limit = NumberIn("/sys/fs/cgroup/memory.max"), used = NumberIn("/sys/fs/cgroup/memory.current");
+  const int64_t limit = NumberIn("/sys/fs/cgroup/memory.max"),
+                used = NumberIn("/sys/fs/cgroup/memory.current");
   if (limit > 0 && used >= 0) available = std::min(available, std::max<int64_t>(0, limit - used));
   return available;
 }

@@ -28,7 +28,9 @@ std::vector<int32_t> MostLikely(std::span<const float> logits, int top_k) {
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
   const size_t keep = top_k > 0 ? std::min<size_t>(top_k, ids.size()) : ids.size();
-  const auto before = [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+  const auto before = [&](int32_t a, int32_t b) {
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+  };
   std::partial_sort(ids.begin(), ids.begin() + keep, ids.end(), before);
   ids.resize(keep);
   return ids;
@@ -37,24 +39,31 @@ std::vector<int32_t> MostLikely(std::span<const float> logits, int top_k) {
 }  // namespace
 
 float CounterUniform(uint64_t seed, uint64_t request, int64_t position) {
-  const Words counter = {static_cast<uint32_t>(position), static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32),
+  const Words counter = {static_cast<uint32_t>(position),
+                         static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32),
                          static_cast<uint32_t>(request), static_cast<uint32_t>(request >> 32)};
-  const Words random = Philox4x32(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  const Words random =
+      Philox4x32(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
   return static_cast<float>(random[0] >> 8) * 0x1p-24f;
 }
 
 absl::Status CheckSampling(const SamplingParams& params) {
   if (!(params.temperature >= 0 && params.temperature <= 100)) {
-    return absl::InvalidArgumentError(absl::StrCat("--temp ", params.temperature, ": must be in [0, 100]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--temp ", params.temperature, ": must be in [0, 100]"));
   }
-  if (params.top_k < 0) return absl::InvalidArgumentError(absl::StrCat("--top-k ", params.top_k, ": must not be negative"));
+  if (params.top_k < 0)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--top-k ", params.top_k, ": must not be negative"));
   if (!(params.top_p > 0 && params.top_p <= 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("--top-p ", params.top_p, ": must be in (0, 1]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--top-p ", params.top_p, ": must be in (0, 1]"));
   }
   return absl::OkStatus();
 }
 
-int32_t SampleToken(std::span<const float> logits, const SamplingParams& params, uint64_t request, int64_t position) {
+int32_t SampleToken(std::span<const float> logits, const SamplingParams& params, uint64_t request,
+                    int64_t position) {
   if (params.temperature == 0) {
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   }
@@ -66,7 +75,8 @@ int32_t SampleToken(std::span<const float> logits, const SamplingParams& params,
   }
   size_t kept = 0;
   double kept_weight = 0;
-  while (kept < ids.size() && (kept == 0 || kept_weight < params.top_p * total)) kept_weight += weights[kept++];
+  while (kept < ids.size() && (kept == 0 || kept_weight < params.top_p * total))
+    kept_weight += weights[kept++];
   double target = CounterUniform(params.seed, request, position) * kept_weight;
   for (size_t i = 0; i < kept; ++i) {
     target -= weights[i];

@@ -13,7 +13,8 @@ namespace kvring {
 struct SamplingParams {
   float temperature = 0;  // 0: greedy
   int top_k = 0;          // keep the k most likely; 0: all
-  float top_p = 1;        // keep the smallest set of most likely tokens with this much probability; 1: all
+  float top_p =
+      1;  // keep the smallest set of most likely tokens with this much probability; 1: all
   uint64_t seed = 0;
 };
 
@@ -21,7 +22,8 @@ struct SamplingParams {
 absl::Status CheckSampling(const SamplingParams& params);
 
 // Greedy ties go to the lower id. logits: [vocab], finite.
-int32_t SampleToken(std::span<const float> logits, const SamplingParams& params, uint64_t request, int64_t position);
+int32_t SampleToken(std::span<const float> logits, const SamplingParams& params, uint64_t request,
+                    int64_t position);
 
 // Uniform in [0, 1) of a counter; 24 random bits.
 float CounterUniform(uint64_t seed, uint64_t request, int64_t position);

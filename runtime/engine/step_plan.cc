@@ -32,7 +32,8 @@ absl::StatusOr<SequenceOp> FromProto(const v1::SequenceOp& op) {
   if (op.kind() < v1::SequenceOp::KIND_CREATE || op.kind() > v1::SequenceOp::KIND_CLOSE) {
     return absl::InvalidArgumentError(absl::StrCat("step plan: unknown operation ", op.kind()));
   }
-  return SequenceOp{static_cast<SequenceOp::Kind>(op.kind() - 1), op.sequence(), op.source(), op.length(), op.rho()};
+  return SequenceOp{static_cast<SequenceOp::Kind>(op.kind() - 1), op.sequence(), op.source(),
+                    op.length(), op.rho()};
 }
 
 absl::StatusOr<Slice> FromProto(const v1::Slice& slice) {
@@ -45,7 +46,8 @@ absl::StatusOr<Slice> FromProto(const v1::Slice& slice) {
   } else if (slice.scheme() == v1::Slice::SCHEME_GATHER_Q) {
     out.scheme = Scheme::kGatherQ;
   } else {
-    return absl::UnimplementedError(absl::StrCat("step plan: attention scheme ", slice.scheme(), " is not built"));
+    return absl::UnimplementedError(
+        absl::StrCat("step plan: attention scheme ", slice.scheme(), " is not built"));
   }
   out.mean_exchange = slice.mean_exchange();
   out.want = static_cast<Want>(slice.want());
@@ -69,7 +71,8 @@ std::string SerializePlan(const StepPlan& plan) {
 absl::StatusOr<StepPlan> ParsePlan(const std::string& bytes) {
   v1::StepPlan in;
   if (!in.ParseFromString(bytes)) {
-    return absl::DataLossError(absl::StrCat("step plan of ", bytes.size(), " bytes cannot be read"));
+    return absl::DataLossError(
+        absl::StrCat("step plan of ", bytes.size(), " bytes cannot be read"));
   }
   StepPlan plan{in.epoch(), in.step(), in.numerics(), {}, {}, in.last(), in.report()};
   for (const v1::SequenceOp& op : in.ops()) {

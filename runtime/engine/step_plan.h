@@ -39,7 +39,7 @@ struct Slice {
 struct StepPlan {
   uint64_t epoch = 0;
   uint64_t step = 0;
-  std::string numerics;  // NumericsId of rank 0; a rank with another one refuses
+  std::string numerics;         // NumericsId of rank 0; a rank with another one refuses
   std::vector<SequenceOp> ops;  // done in order, before the slices
   std::vector<Slice> slices;    // at most one a sequence
   bool last = false;

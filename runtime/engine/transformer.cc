@@ -21,7 +21,8 @@ void ForRows(int64_t rows, const std::function<void(int64_t, int64_t)>& body) {
 }  // namespace
 
 int64_t Transformer::BufferBytes(const ModelConfig& c, int64_t rows) {
-  const int64_t q = int64_t{c.query_heads} * c.dk, k = int64_t{c.kv_heads} * c.dk, v = int64_t{c.kv_heads} * c.dv;
+  const int64_t q = int64_t{c.query_heads} * c.dk, k = int64_t{c.kv_heads} * c.dk,
+                v = int64_t{c.kv_heads} * c.dv;
   const int64_t out = int64_t{c.query_heads} * c.dv;
   const int64_t floats = 2 * c.hidden + 2 * (q + k + v) + out + 3 * int64_t{c.ffn};
   return rows * floats * static_cast<int64_t>(sizeof(float));
@@ -32,7 +33,8 @@ void Transformer::Reserve(int64_t rows) {
   const auto grow = [](std::vector<float>& buffer, int64_t floats) {
     if (static_cast<int64_t>(buffer.size()) < floats) buffer.resize(floats);
   };
-  const int64_t q = rows * c.query_heads * c.dk, k = rows * c.kv_heads * c.dk, v = rows * c.kv_heads * c.dv;
+  const int64_t q = rows * c.query_heads * c.dk, k = rows * c.kv_heads * c.dk,
+                v = rows * c.kv_heads * c.dv;
   grow(x_, rows * c.hidden);
   grow(h_, rows * c.hidden);
   grow(qkv_, q + k + v);
@@ -44,7 +46,8 @@ void Transformer::Reserve(int64_t rows) {
   grow(act_, rows * c.ffn);
 }
 
-absl::StatusOr<std::span<const float>> Transformer::Forward(const Batch& batch, KvBackend& kv, ActivationTap* tap) {
+absl::StatusOr<std::span<const float>> Transformer::Forward(const Batch& batch, KvBackend& kv,
+                                                            ActivationTap* tap) {
   const ModelConfig& c = weights_.config();
   const int64_t rows = batch.rows();
   Reserve(std::max<int64_t>(rows, 1));
@@ -54,17 +57,19 @@ absl::StatusOr<std::span<const float>> Transformer::Forward(const Batch& batch, 
     FeedForward(layer, rows);
   }
   ForRows(rows, [&](int64_t first, int64_t count) {
-    RmsNorm(x_.data() + first * c.hidden, weights_.output_norm().data(), c.rms_epsilon, count, c.hidden,
-            h_.data() + first * c.hidden);
+    RmsNorm(x_.data() + first * c.hidden, weights_.output_norm().data(), c.rms_epsilon, count,
+            c.hidden, h_.data() + first * c.hidden);
   });
   return std::span<const float>(h_.data(), rows * c.hidden);
 }
 
-absl::Status Transformer::Attention(int layer, const Batch& batch, KvBackend& kv, ActivationTap* tap) {
+absl::Status Transformer::Attention(int layer, const Batch& batch, KvBackend& kv,
+                                    ActivationTap* tap) {
   const ModelConfig& c = weights_.config();
   const LayerWeights& w = weights_.layer(layer);
   const int64_t rows = batch.rows();
-  const int64_t nq = int64_t{c.query_heads} * c.dk, nk = int64_t{c.kv_heads} * c.dk, nv = int64_t{c.kv_heads} * c.dv;
+  const int64_t nq = int64_t{c.query_heads} * c.dk, nk = int64_t{c.kv_heads} * c.dk,
+                nv = int64_t{c.kv_heads} * c.dv;
   ForRows(rows, [&](int64_t first, int64_t count) {
     RmsNorm(x_.data() + first * c.hidden, w.attention_norm.data(), c.rms_epsilon, count, c.hidden,
             h_.data() + first * c.hidden);

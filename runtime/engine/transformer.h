@@ -25,7 +25,8 @@ struct Batch {
 class KvBackend {
  public:
   virtual ~KvBackend() = default;
-  virtual absl::Status Attend(int layer, const float* q, const float* k, const float* v, float* out) = 0;
+  virtual absl::Status Attend(int layer, const float* q, const float* k, const float* v,
+                              float* out) = 0;
 };
 
 // Sees what calibration needs: keys before RoPE and values of each layer, after Attend's arguments are formed.
@@ -42,7 +43,8 @@ class Transformer {
 
   // Final hidden rows [rows][hidden] after the output norm, valid until the next call. A rank without rows still
   // takes part in every layer's Attend. tap may be null.
-  absl::StatusOr<std::span<const float>> Forward(const Batch& batch, KvBackend& kv, ActivationTap* tap);
+  absl::StatusOr<std::span<const float>> Forward(const Batch& batch, KvBackend& kv,
+                                                 ActivationTap* tap);
 
   // logits: [rows][vocab] of normed hidden rows; only where the output head was loaded.
   absl::Status Logits(std::span<const float> hidden, int64_t rows, float* logits) const;
@@ -56,9 +58,9 @@ class Transformer {
   void FeedForward(int layer, int64_t rows);
 
   const Weights& weights_;
-  std::vector<float> x_, h_;                 // [rows][hidden] residual stream, normed or projected rows
+  std::vector<float> x_, h_;  // [rows][hidden] residual stream, normed or projected rows
   std::vector<float> qkv_, q_, k_, v_, out_;  // projections, split per head
-  std::vector<float> gate_up_, act_;         // [rows][2 ffn], [rows][ffn]
+  std::vector<float> gate_up_, act_;          // [rows][2 ffn], [rows][ffn]
 };
 
 }  // namespace kvring

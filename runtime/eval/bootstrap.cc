@@ -24,7 +24,8 @@ std::vector<BlockSum> SumBlocks(const std::vector<float>& values, int block) {
 
 }  // namespace
 
-std::pair<double, double> BootstrapInterval(const std::vector<float>& differences, int block, int draws) {
+std::pair<double, double> BootstrapInterval(const std::vector<float>& differences, int block,
+                                            int draws) {
   const std::vector<BlockSum> blocks = SumBlocks(differences, block);
   if (blocks.empty()) return {0, 0};
   std::mt19937_64 random(20240131);  // any fixed seed: the interval must not change from run to run

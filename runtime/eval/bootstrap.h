@@ -11,6 +11,7 @@ namespace kvring {
 
 // 95 % interval of the mean of `differences` (one a token), percentile method, `draws` resamples of blocks of `block` tokens.
 // Deterministic. {0, 0} for no tokens.
-std::pair<double, double> BootstrapInterval(const std::vector<float>& differences, int block = 128, int draws = 2000);
+std::pair<double, double> BootstrapInterval(const std::vector<float>& differences, int block = 128,
+                                            int draws = 2000);
 
 }  // namespace kvring

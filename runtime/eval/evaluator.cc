@@ -48,7 +48,8 @@ absl::StatusOr<Candidate> MakeCandidate(const EvalOptions& o, const std::string&
   return c;
 }
 
-StepPlan ChunkPlan(const EvalOptions& o, const Codec& codec, std::span<const int32_t> window, int64_t begin, int64_t end) {
+StepPlan ChunkPlan(const EvalOptions& o, const Codec& codec, std::span<const int32_t> window,
+                   int64_t begin, int64_t end) {
   StepPlan plan;
   plan.numerics = o.numerics;
   if (begin == 0) plan.ops.push_back({SequenceOp::Kind::kCreate, 1, 0, 0, 0});
@@ -95,7 +96,8 @@ void AddScore(Candidate& c, const WindowScore& score, const WindowScore& base) {
   c.row.window_nats.push_back(std::accumulate(score.nats.begin(), score.nats.end(), 0.0));
   c.row.window_kl.push_back(score.kl_sum / static_cast<double>(score.nats.size()));
   c.nats.insert(c.nats.end(), score.nats.begin(), score.nats.end());
-  for (size_t i = 0; i < score.nats.size(); ++i) c.differences.push_back(score.nats[i] - base.nats[i]);
+  for (size_t i = 0; i < score.nats.size(); ++i)
+    c.differences.push_back(score.nats[i] - base.nats[i]);
   c.kl_sum += score.kl_sum;
   c.agree += score.top1_agree;
 }
@@ -113,15 +115,19 @@ EvalRow Summarize(const EvalOptions& o, Candidate& c) {
 }
 
 absl::Status CheckOptions(const EvalOptions& o, const std::vector<int32_t>& ids) {
-  if (o.window < 2) return absl::InvalidArgumentError(absl::StrCat("--window ", o.window, ": at least 2 tokens"));
-  if (o.windows < 1) return absl::InvalidArgumentError(absl::StrCat("--windows ", o.windows, ": at least 1"));
+  if (o.window < 2)
+    return absl::InvalidArgumentError(absl::StrCat("--window ", o.window, ": at least 2 tokens"));
+  if (o.windows < 1)
+    return absl::InvalidArgumentError(absl::StrCat("--windows ", o.windows, ": at least 1"));
   const int64_t have = static_cast<int64_t>(ids.size());
   if (o.start < 0 || o.start > have || (have - o.start) / o.window < o.windows) {
-    return absl::InvalidArgumentError(absl::StrCat("the text has ", have, " tokens; ", o.windows, " windows of ", o.window,
-                                                   " from token ", o.start, " need ", o.start + o.window * o.windows));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the text has ", have, " tokens; ", o.windows, " windows of ", o.window,
+                     " from token ", o.start, " need ", o.start + o.window * o.windows));
   }
   if (o.rule.kind == Visibility::kTeacher && o.chunk > 0 && o.chunk < o.window) {
-    return absl::InvalidArgumentError("--visibility teacher encodes the whole window first: leave out --chunk");
+    return absl::InvalidArgumentError(
+        "--visibility teacher encodes the whole window first: leave out --chunk");
   }
   return absl::OkStatus();
 }
@@ -142,14 +148,18 @@ absl::StatusOr<std::vector<EvalRow>> Evaluate(const EvalOptions& o, const std::v
   for (int64_t w = 0; w < o.windows; ++w) {
     const std::span<const int32_t> window(ids.data() + o.start + w * o.window, o.window);
     std::vector<std::vector<float>> hidden(all.size() + 1);
-    KVRING_ASSIGN_OR_RETURN(hidden[0], RunWindow(o, reference, reference.group->leader().codec(), window));
+    KVRING_ASSIGN_OR_RETURN(hidden[0],
+                            RunWindow(o, reference, reference.group->leader().codec(), window));
     for (size_t i = 0; i < all.size(); ++i) {
-      KVRING_ASSIGN_OR_RETURN(hidden[i + 1], RunWindow(o, all[i], all[i].group->leader().codec(), window));
-      if (progress) progress(w * static_cast<int64_t>(all.size()) + static_cast<int64_t>(i) + 1, total);
+      KVRING_ASSIGN_OR_RETURN(hidden[i + 1],
+                              RunWindow(o, all[i], all[i].group->leader().codec(), window));
+      if (progress)
+        progress(w * static_cast<int64_t>(all.size()) + static_cast<int64_t>(i) + 1, total);
     }
     const std::vector<float>& base = hidden[0];
     KVRING_ASSIGN_OR_RETURN(const std::vector<WindowScore> scores,
-                            ScoreWindow(reference.group->leader().transformer(), config.hidden, config.vocab, window, base, hidden));
+                            ScoreWindow(reference.group->leader().transformer(), config.hidden,
+                                        config.vocab, window, base, hidden));
     for (size_t i = 0; i < all.size(); ++i) AddScore(all[i], scores[i + 1], scores[0]);
   }
   std::vector<EvalRow> rows;

@@ -26,8 +26,8 @@ struct EvalOptions {
   std::string numerics;
   int64_t window = 2048;
   int64_t windows = 16;
-  int64_t start = 0;   // first token
-  int64_t chunk = 0;   // tokens a step; 0: the whole window (which `teacher` needs)
+  int64_t start = 0;  // first token
+  int64_t chunk = 0;  // tokens a step; 0: the whole window (which `teacher` needs)
 };
 
 struct EvalRow {
@@ -50,7 +50,8 @@ struct EvalRow {
 using EvalProgress = std::function<void(int64_t done, int64_t total)>;
 
 // ids: the whole text. INVALID_ARGUMENT when it is shorter than the windows asked for (with both numbers).
-absl::StatusOr<std::vector<EvalRow>> Evaluate(const EvalOptions& options, const std::vector<int32_t>& ids,
+absl::StatusOr<std::vector<EvalRow>> Evaluate(const EvalOptions& options,
+                                              const std::vector<int32_t>& ids,
                                               const EvalProgress& progress);
 
 }  // namespace kvring

@@ -18,7 +18,8 @@ int32_t ArgMax(std::span<const float> row) {
 
 }  // namespace
 
-RowScore ScoreRow(std::span<const float> reference, double reference_lse, std::span<const float> logits, int32_t next) {
+RowScore ScoreRow(std::span<const float> reference, double reference_lse,
+                  std::span<const float> logits, int32_t next) {
   const double lse = LogSumExp(logits.data(), static_cast<int64_t>(logits.size()));
   const double shift = lse - reference_lse;
   double kl = 0;
@@ -30,8 +31,9 @@ RowScore ScoreRow(std::span<const float> reference, double reference_lse, std::s
   return {lse - logits[next], kl, ArgMax(reference) == ArgMax(logits)};
 }
 
-absl::StatusOr<std::vector<WindowScore>> ScoreWindow(const Transformer& transformer, int64_t width, int64_t vocab,
-                                                     std::span<const int32_t> ids, std::span<const float> reference,
+absl::StatusOr<std::vector<WindowScore>> ScoreWindow(const Transformer& transformer, int64_t width,
+                                                     int64_t vocab, std::span<const int32_t> ids,
+                                                     std::span<const float> reference,
                                                      std::span<const std::vector<float>> hidden) {
   const int64_t scored = static_cast<int64_t>(ids.size()) - 1;
   std::vector<WindowScore> scores(hidden.size());
@@ -41,14 +43,16 @@ absl::StatusOr<std::vector<WindowScore>> ScoreWindow(const Transformer& transfor
   std::vector<RowScore> rows(kTileRows);
   for (int64_t first = 0; first < scored; first += kTileRows) {
     const int64_t count = std::min(kTileRows, scored - first);
-    KVRING_RETURN_IF_ERROR(transformer.Logits(reference.subspan(first * width, count * width), count, base.data()));
+    KVRING_RETURN_IF_ERROR(
+        transformer.Logits(reference.subspan(first * width, count * width), count, base.data()));
     ParallelFor(count, [&](int64_t r) { lse[r] = LogSumExp(base.data() + r * vocab, vocab); });
     for (size_t c = 0; c < hidden.size(); ++c) {
       const std::span<const float> tile(hidden[c].data() + first * width, count * width);
       KVRING_RETURN_IF_ERROR(transformer.Logits(tile, count, mine.data()));
       ParallelFor(count, [&](int64_t r) {
-        rows[r] = ScoreRow({base.data() + r * vocab, static_cast<size_t>(vocab)}, lse[r],
-                           {mine.data() + r * vocab, static_cast<size_t>(vocab)}, ids[first + r + 1]);
+        rows[r] =
+            ScoreRow({base.data() + r * vocab, static_cast<size_t>(vocab)}, lse[r],
+                     {mine.data() + r * vocab, static_cast<size_t>(vocab)}, ids[first + r + 1]);
       });
       for (int64_t r = 0; r < count; ++r) {
         scores[c].nats[first + r] = static_cast<float>(rows[r].nats);

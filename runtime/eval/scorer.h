@@ -19,8 +19,9 @@ struct WindowScore {
 
 // hidden[i]: [rows][hidden] of codec i, row r predicting ids[r + 1]; reference: the same of the reference run.
 // Returns one score a codec. rows = ids.size() - 1 are scored.
-absl::StatusOr<std::vector<WindowScore>> ScoreWindow(const Transformer& transformer, int64_t width, int64_t vocab,
-                                                     std::span<const int32_t> ids, std::span<const float> reference,
+absl::StatusOr<std::vector<WindowScore>> ScoreWindow(const Transformer& transformer, int64_t width,
+                                                     int64_t vocab, std::span<const int32_t> ids,
+                                                     std::span<const float> reference,
                                                      std::span<const std::vector<float>> hidden);
 
 // One row: loss of `next`, and KL(p_reference || p) with both as logits. Sums in double.
@@ -28,6 +29,7 @@ struct RowScore {
   double nats, kl;
   bool agrees;
 };
-RowScore ScoreRow(std::span<const float> reference, double reference_lse, std::span<const float> logits, int32_t next);
+RowScore ScoreRow(std::span<const float> reference, double reference_lse,
+                  std::span<const float> logits, int32_t next);
 
 }  // namespace kvring

@@ -27,7 +27,8 @@ absl::StatusOr<TestModel> LoadTestModel(std::shared_ptr<const GgufFile> file, Li
 absl::StatusOr<TestModel> MakeTestModel(const TinyModelOptions& options, LinearMath math) {
   KVRING_ASSIGN_OR_RETURN(const GgufWriter writer, MakeTinyModel(options));
   auto bytes = std::make_shared<std::string>(writer.Bytes());
-  const std::span<const uint8_t> view(reinterpret_cast<const uint8_t*>(bytes->data()), bytes->size());
+  const std::span<const uint8_t> view(reinterpret_cast<const uint8_t*>(bytes->data()),
+                                      bytes->size());
   KVRING_ASSIGN_OR_RETURN(auto file, GgufFile::FromMemory(view, "generated model"));
   // The file keeps the bytes that it looks into.
   const std::shared_ptr<GgufFile> owner(file.release(), [bytes](GgufFile* f) { delete f; });
@@ -40,7 +41,9 @@ std::string RealModelPath() {
   if (path.empty()) {
     const char* cache = std::getenv("XDG_CACHE_HOME");
     const char* home = std::getenv("HOME");
-    const std::string base = cache != nullptr && *cache != '\0' ? cache : std::string(home != nullptr ? home : "") + "/.cache";
+    const std::string base = cache != nullptr && *cache != '\0'
+                                 ? cache
+                                 : std::string(home != nullptr ? home : "") + "/.cache";
     path = base + "/kvring/models/SmolLM2-135M-Instruct.Q4_1.gguf";
   }
   return std::filesystem::exists(path) ? path : "";
@@ -57,12 +60,14 @@ std::string TestDataPath(const std::string& name) {
   return std::filesystem::exists(path) ? path : "";
 }
 
-absl::StatusOr<GreedyRun> RunGreedy(const TestModel& model, const std::vector<int32_t>& prompt, const GreedyOptions& options) {
+absl::StatusOr<GreedyRun> RunGreedy(const TestModel& model, const std::vector<int32_t>& prompt,
+                                    const GreedyOptions& options) {
   std::vector<const RopeTable*> rope;
   for (const RopeTable& table : model.config.rope) rope.push_back(&table);
   ExecutorOptions executor;
   executor.weights = model.weights;
-  KVRING_ASSIGN_OR_RETURN(executor.codec, MakeCodec(options.codec, model.config.kv_shape(64), rope));
+  KVRING_ASSIGN_OR_RETURN(executor.codec,
+                          MakeCodec(options.codec, model.config.kv_shape(64), rope));
   executor.rule = options.rule;
   executor.virtual_shards = options.virtual_shards;
   executor.timeout = absl::Minutes(2);
@@ -95,7 +100,9 @@ absl::StatusOr<GreedyRun> RunGreedy(const TestModel& model, const std::vector<in
     run.logits.emplace_back(event.logits.begin(), event.logits.end());
     return true;
   };
-  request.on_done = [&](SequenceId, const absl::Status& status, const std::string&) { ended = status; };
+  request.on_done = [&](SequenceId, const absl::Status& status, const std::string&) {
+    ended = status;
+  };
   KVRING_RETURN_IF_ERROR(engine->Submit(std::move(request)).status());
   KVRING_RETURN_IF_ERROR(engine->RunUntilIdle());
   KVRING_RETURN_IF_ERROR(ended);
@@ -108,7 +115,8 @@ std::vector<int32_t> RandomIds(int64_t n, int32_t first, int32_t vocab, uint64_t
   std::vector<int32_t> ids(n);
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t key[2] = {seed, static_cast<uint64_t>(i)};
-    ids[i] = first + static_cast<int32_t>(Hash64(key, sizeof(key)) % static_cast<uint64_t>(vocab - first));
+    ids[i] = first +
+             static_cast<int32_t>(Hash64(key, sizeof(key)) % static_cast<uint64_t>(vocab - first));
   }
   return ids;
 }

@@ -49,7 +49,8 @@ struct GreedyRun {
   std::vector<RankReport> reports;         // after the last step
 };
 
-absl::StatusOr<GreedyRun> RunGreedy(const TestModel& model, const std::vector<int32_t>& prompt, const GreedyOptions& options);
+absl::StatusOr<GreedyRun> RunGreedy(const TestModel& model, const std::vector<int32_t>& prompt,
+                                    const GreedyOptions& options);
 
 // n ids in [first, vocab), from a fixed hash.
 std::vector<int32_t> RandomIds(int64_t n, int32_t first, int32_t vocab, uint64_t seed);

@@ -15,8 +15,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-[[noreturn]] void Become(const std::vector<std::string>& words, const std::vector<std::string>& environment,
-                         const int out[2], const int err[2]) {
+[[noreturn]] void Become(const std::vector<std::string>& words,
+                         const std::vector<std::string>& environment, const int out[2],
+                         const int err[2]) {
   setpgid(0, 0);
   const int null = open("/dev/null", O_RDONLY);
   dup2(null, STDIN_FILENO);
@@ -41,8 +42,9 @@ bool Drain(int fd, std::string& text) {
 
 }  // namespace
 
-ProcessResult RunProcess(const std::vector<std::string>& words, const std::vector<std::string>& environment,
-                         double timeout_s, double interrupt_after_s) {
+ProcessResult RunProcess(const std::vector<std::string>& words,
+                         const std::vector<std::string>& environment, double timeout_s,
+                         double interrupt_after_s) {
   int out[2], err[2];
   ProcessResult result;
   if (pipe(out) != 0 || pipe(err) != 0) return result;
@@ -71,7 +73,9 @@ ProcessResult RunProcess(const std::vector<std::string>& words, const std::vecto
   close(err[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  result.exit_code = timed_out ? 124 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  result.exit_code = timed_out           ? 124
+                     : WIFEXITED(status) ? WEXITSTATUS(status)
+                                         : 128 + WTERMSIG(status);
   return result;
 }
 

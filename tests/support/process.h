@@ -14,7 +14,8 @@ struct ProcessResult {
 
 // words[0] is searched in PATH. Extra environment as "NAME=value". Killed after timeout_s (exit_code 124).
 // interrupt_after_s > 0 sends SIGINT to the whole process group after so long, as a terminal's Ctrl-C does.
-ProcessResult RunProcess(const std::vector<std::string>& words, const std::vector<std::string>& environment = {},
-                         double timeout_s = 120, double interrupt_after_s = 0);
+ProcessResult RunProcess(const std::vector<std::string>& words,
+                         const std::vector<std::string>& environment = {}, double timeout_s = 120,
+                         double interrupt_after_s = 0);
 
 }  // namespace kvring

@@ -43,10 +43,18 @@ TEST_P(InvarianceTest, RanksChunksAndCompanyChangeNothing) {
   const auto whole = RunGreedy(Model(), prompt, base);
   ASSERT_TRUE(whole.ok()) << whole.status();
   for (const auto& [ranks, chunk, company] :
-       std::vector<std::tuple<int, int64_t, bool>>{{1, 37, false}, {1, 512, true}, {2, 64, false}, {3, 37, true},
-                                                   {3, 512, false}, {4, 1 << 20, false}, {5, 512, true}, {8, 64, true},
-                                                   {8, 1 << 20, false}, {4, 1, false}}) {
-    if (chunk == 1 && tokens > 700) continue;  // covered at 600 tokens, across a cell; 3000 steps say no more
+       std::vector<std::tuple<int, int64_t, bool>>{{1, 37, false},
+                                                   {1, 512, true},
+                                                   {2, 64, false},
+                                                   {3, 37, true},
+                                                   {3, 512, false},
+                                                   {4, 1 << 20, false},
+                                                   {5, 512, true},
+                                                   {8, 64, true},
+                                                   {8, 1 << 20, false},
+                                                   {4, 1, false}}) {
+    if (chunk == 1 && tokens > 700)
+      continue;  // covered at 600 tokens, across a cell; 3000 steps say no more
     GreedyOptions options = base;
     options.ranks = ranks;
     options.chunk = chunk;
@@ -54,16 +62,20 @@ TEST_P(InvarianceTest, RanksChunksAndCompanyChangeNothing) {
     if (company) options.company = {Prompt(70), Prompt(260)};
     const auto run = RunGreedy(Model(), prompt, options);
     ASSERT_TRUE(run.ok()) << run.status();
-    ExpectSame(*whole, *run, absl::StrCat(codec, " ", tokens, " tokens, ", ranks, " ranks, chunk ", chunk, company ? ", in company" : ""));
+    ExpectSame(*whole, *run,
+               absl::StrCat(codec, " ", tokens, " tokens, ", ranks, " ranks, chunk ", chunk,
+                            company ? ", in company" : ""));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, InvarianceTest,
-                         testing::Combine(testing::Values("f16", "rot4", "rot2", "int4"), testing::Values(100, 600, 3000)));
+                         testing::Combine(testing::Values("f16", "rot4", "rot2", "int4"),
+                                          testing::Values(100, 600, 3000)));
 
 TEST(InvarianceTest, EveryVisibilityThatIsAFunctionOfPositions) {
   const std::vector<int32_t> prompt = Prompt(300);
-  for (const VisibilityRule rule : {VisibilityRule{Visibility::kPacked, 512}, VisibilityRule{Visibility::kExactCell, 64}}) {
+  for (const VisibilityRule rule :
+       {VisibilityRule{Visibility::kPacked, 512}, VisibilityRule{Visibility::kExactCell, 64}}) {
     for (const char* codec : {"rot3", "nf4"}) {
       GreedyOptions options;
       options.codec = codec;
@@ -119,7 +131,8 @@ TEST(F12AnyLengthOnAnyRankCount, LengthZeroIsRefused) {
 TEST(EngineTest, TooManyRanksOrIdsOutsideTheVocabularyAreRefused) {
   GreedyOptions options;
   options.ranks = 65;  // virtual shards: 64
-  EXPECT_EQ(RunGreedy(Model(), Prompt(10), options).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(RunGreedy(Model(), Prompt(10), options).status().code(),
+            absl::StatusCode::kInvalidArgument);
   options.ranks = 2;
   const auto run = RunGreedy(Model(), {1, 2, 100000}, options);
   EXPECT_EQ(run.status().code(), absl::StatusCode::kInvalidArgument);

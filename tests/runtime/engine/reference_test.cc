@@ -21,7 +21,9 @@ using Json = nlohmann::json;
 
 constexpr char kNoModel[] = "the real model is not here: launch/fetch_model.sh gets it";
 
-Json Golden(const char* name) { return Json::parse(std::ifstream(std::string("tests/golden/reference/") + name)); }
+Json Golden(const char* name) {
+  return Json::parse(std::ifstream(std::string("tests/golden/reference/") + name));
+}
 
 const TestModel& Real(LinearMath math) {
   static std::map<LinearMath, TestModel> models;
@@ -48,7 +50,8 @@ double WorstDistance(LinearMath math, const std::string& codec) {
     const std::vector<double> ours = LogProbabilities(run->logits[0]);
     const Json& exact = prompt["last_position"]["numpy_f32_exact_weights"];
     for (size_t i = 0; i < exact["ids"].size(); ++i) {
-      worst = std::max(worst, std::abs(ours[exact["ids"][i].get<int>()] - exact["logprob"][i].get<double>()));
+      worst = std::max(
+          worst, std::abs(ours[exact["ids"][i].get<int>()] - exact["logprob"][i].get<double>()));
     }
   }
   return worst;
@@ -61,8 +64,12 @@ class ReferenceTest : public testing::Test {
   }
 };
 
-TEST_F(ReferenceTest, F32ProductsF32Cache) { EXPECT_LT(WorstDistance(LinearMath::kF32, "f32"), 1e-3); }
-TEST_F(ReferenceTest, F32ProductsF16Cache) { EXPECT_LT(WorstDistance(LinearMath::kF32, "f16"), 0.02); }
+TEST_F(ReferenceTest, F32ProductsF32Cache) {
+  EXPECT_LT(WorstDistance(LinearMath::kF32, "f32"), 1e-3);
+}
+TEST_F(ReferenceTest, F32ProductsF16Cache) {
+  EXPECT_LT(WorstDistance(LinearMath::kF32, "f16"), 0.02);
+}
 
 // The fast path's own column: 0.5 at worst (its mean loss and KL are bounded below).
 TEST_F(ReferenceTest, FastProducts) { EXPECT_LT(WorstDistance(ChooseLinearMath(), "f16"), 0.5); }
@@ -75,18 +82,22 @@ TEST_F(ReferenceTest, GreedyIds) {
     const Json& expected = greedy[p]["f32_weights_f16_fa_on"];
     GreedyOptions options;
     options.new_tokens = 64;
-    const auto run = RunGreedy(Real(LinearMath::kF32), logits[p]["ids"].get<std::vector<int32_t>>(), options);
+    const auto run =
+        RunGreedy(Real(LinearMath::kF32), logits[p]["ids"].get<std::vector<int32_t>>(), options);
     ASSERT_TRUE(run.ok()) << run.status();
     size_t compared = 0;
     for (; compared < 64 && expected["gap"][compared].get<double>() > 0.04; ++compared) {
-      ASSERT_EQ(run->tokens[compared], expected["ids"][compared].get<int>()) << "prompt " << p << " step " << compared;
+      ASSERT_EQ(run->tokens[compared], expected["ids"][compared].get<int>())
+          << "prompt " << p << " step " << compared;
     }
     EXPECT_GE(compared, 8u) << "prompt " << p << ": too few steps to say anything";
   }
 }
 
 // Ids 4096..8191 of moby-dick.txt (tests/golden/reference/README.md): two windows of 2048, 2047 scored each.
-absl::StatusOr<std::vector<EvalRow>> MobyWindows(LinearMath math, const std::vector<std::string>& codecs, int windows) {
+absl::StatusOr<std::vector<EvalRow>> MobyWindows(LinearMath math,
+                                                 const std::vector<std::string>& codecs,
+                                                 int windows) {
   EvalOptions options;
   options.weights = Real(math).weights;
   options.numerics = Real(math).numerics;
@@ -128,7 +139,8 @@ TEST_F(ReferenceTest, FastProductsKl) {
   double kl = 0;
   int steps = 0;
   for (; steps < 24; ++steps) {
-    const std::vector<double> p = LogProbabilities(a->logits[steps]), q = LogProbabilities(b->logits[steps]);
+    const std::vector<double> p = LogProbabilities(a->logits[steps]),
+                              q = LogProbabilities(b->logits[steps]);
     for (size_t i = 0; i < p.size(); ++i) kl += std::exp(p[i]) * (p[i] - q[i]);
     if (a->tokens[steps] != b->tokens[steps]) break;  // from here on the contexts differ
   }

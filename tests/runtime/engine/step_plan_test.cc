@@ -13,8 +13,10 @@ TEST(StepPlanTest, ComesBackAsItWas) {
   plan.numerics = "bf16/x";
   plan.last = true;
   plan.report = true;
-  plan.ops = {{SequenceOp::Kind::kCreate, 1, 0, 0, 2}, {SequenceOp::Kind::kFork, 2, 1, 77, 0},
-              {SequenceOp::Kind::kTruncate, 2, 0, 50, 0}, {SequenceOp::Kind::kClose, 1, 0, 0, 0}};
+  plan.ops = {{SequenceOp::Kind::kCreate, 1, 0, 0, 2},
+              {SequenceOp::Kind::kFork, 2, 1, 77, 0},
+              {SequenceOp::Kind::kTruncate, 2, 0, 50, 0},
+              {SequenceOp::Kind::kClose, 1, 0, 0, 0}};
   plan.slices = {{1, int64_t{1} << 33, {5, 0, 49151}, Scheme::kGatherQ, true, Want::kAll},
                  {2, 9, {7}, Scheme::kReplicated, false, Want::kLast}};
   const auto parsed = ParsePlan(SerializePlan(plan));
@@ -31,12 +33,14 @@ TEST(StepPlanTest, ComesBackAsItWas) {
 }
 
 TEST(StepPlanTest, RefusesBytesThatAreNoPlan) {
-  EXPECT_EQ(ParsePlan(std::string("\xff\xff\xff\xff", 4)).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(ParsePlan(std::string("\xff\xff\xff\xff", 4)).status().code(),
+            absl::StatusCode::kDataLoss);
 }
 
 TEST(StepPlanTest, RefusesWhatThisBuildCannotRun) {
   // Field 5 (a slice) holding field 4 (scheme) = 3, pass-KV.
-  EXPECT_EQ(ParsePlan(std::string("\x2a\x02\x20\x03", 4)).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(ParsePlan(std::string("\x2a\x02\x20\x03", 4)).status().code(),
+            absl::StatusCode::kUnimplemented);
   // A slice without a scheme is no slice.
   EXPECT_FALSE(ParsePlan(std::string("\x2a\x00", 2)).ok());
 }
