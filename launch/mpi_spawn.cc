@@ -82,7 +82,7 @@ absl::Status SpawnUnderMpirun(int ranks, const std::vector<std::string>& argumen
   if (length <= 0)
     return absl::InternalError("cannot find this program's own file in /proc/self/exe");
   self[length] = '\0';
-  std::vector<std::string> words = {"mpirun", "-n", std::to_string(ranks), self};
+  std::vector<std::string> words = {"mpirun", "--quiet", "-n", std::to_string(ranks), self};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());

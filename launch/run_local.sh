@@ -14,4 +14,4 @@ kvring=$KVRING_BUILD/bin/kvring
 [ -x "$kvring" ] || die "$kvring is not built yet: type $KVRING_ROOT/launch/build.sh"
 command -v mpirun >/dev/null || die "mpirun is not installed: type sudo apt-get install openmpi-bin"
 mpi_environment
-exec mpirun -n "$ranks" "$kvring" "$@" </dev/null
+exec mpirun --quiet -n "$ranks" "$kvring" "$@" </dev/null

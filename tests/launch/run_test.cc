@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// `kvring run` as people and scripts meet it.
+#include <filesystem>
+#include <fstream>
+
+#include "tests/launch/cli_fixture.h"
+
+namespace kvring {
+namespace {
+
+std::string Words(int n) {
+  std::string text;
+  for (int i = 0; i < n; ++i)
+    text += "word" + std::to_string(i * 7919 % 100) + (i % 12 == 11 ? ".\n" : " ");
+  return text;
+}
+
+TEST_F(CliTest, WhatCannotBeRunEndsInOneLine) {
+  const std::string text = File("text.txt", "Some text.\n");
+  ExpectRefused(Kvring({"run", "-m", Path("none.gguf"), "-p", "x"}), {"none.gguf", "No such file"});
+  ExpectRefused(Kvring({"run", "-m", text, "-p", "x"}), {"text.txt"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-f", Path("none.txt")}), {"none.txt"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-f", File("empty.txt", " \n")}),
+                {"empty.txt", "empty"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-f", File("binary", std::string("ab\0c", 4))}),
+                {"binary", "byte 2"});
+  ExpectRefused(Kvring({"run", "-m", model()}), {"nothing to read"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "-n", "0"}), {"-n 0"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "--kv", "rot9"}), {"rot9", "rot4", "nf4"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "--ranks", "0"}), {"--ranks 0"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "--ranks", "65"}), {"65", "64"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "--mpi", "--ranks", "0"}), {"--ranks 0"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "--temp", "-1"}), {"--temp -1"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "--cell", "100"}), {"--cell 100", "64"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "--math", "f8"}), {"f8", "bf16"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "-c", "12Q"}), {"12Q"});
+  ExpectRefused(Kvring({"run", "-m", model(), "--ids", File("bad.ids", "1 2 x")}),
+                {"bad.ids", "'x'"});
+  ExpectRefused(
+      Kvring({"run", "-m", model(), "-p", "x", "-n", "8G", "--beyond-trained", "--kv", "f32"}),
+      {"not enough memory", "available"});
+  // Under mpirun the message comes once, not once a rank.
+  ExpectRefused(Mpirun(3, {"run", "-m", Path("none.gguf"), "-p", "x"}), {"none.gguf"});
+  ExpectRefused(Mpirun(3, {"run", "-m", model(), "-f", Path("empty.txt")}), {"empty"});
+}
+
+// F19, F24: nothing is cut silently, the trained length is respected and said.
+TEST_F(CliTest, F24_TrainedLengthIsRespectedAndSaid) {
+  const std::string text = File("long.txt", Words(2000));
+  ExpectRefused(Kvring({"run", "-m", model(), "-f", text}),
+                {"4,096", "--beyond-trained", "-n 128"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "-c", "8K"}), {"-c 8192", "4,096"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", Words(60), "-c", "64"}), {"-c allows 64"});
+  const auto json = Json({"run", "-m", model(), "-f", text, "--beyond-trained", "-n", "2"});
+  EXPECT_GT(json["prompt_tokens"], 4096) << "every token is used";
+  ASSERT_EQ(json["warnings"].size(), 1u);
+  EXPECT_NE(json["warnings"][0].get<std::string>().find("4096"), std::string::npos);
+}
+
+TEST_F(CliTest, JsonHasTheKeysThatScriptsRelyOn) {
+  const auto json =
+      Json({"run", "-m", model(), "-p", "Hello there", "-n", "5", "--ignore-eos", "--ranks", "2"});
+  for (const char* key : {"prompt_tokens", "tokens", "text", "finish_reason", "ttft_s",
+                          "prefill_tokens_per_s", "decode_tokens_per_s", "kv", "numerics",
+                          "kv_bytes", "kv_bytes_f16", "logits_hash", "ranks", "warnings"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+  EXPECT_EQ(json["tokens"].size(), 5u);
+  EXPECT_EQ(json["logits_hash"].size(), 5u);
+  EXPECT_EQ(json["finish_reason"], "length");
+  EXPECT_EQ(json["kv"], "rot4");
+  ASSERT_EQ(json["ranks"].size(), 2u);
+  EXPECT_EQ(json["ranks"][0]["tokens"].get<int>() + json["ranks"][1]["tokens"].get<int>(),
+            json["prompt_tokens"].get<int>() + 4);
+  EXPECT_GT(json["ranks"][1]["peak_rss_bytes"], 1 << 20);
+}
+
+TEST_F(CliTest, LogitsFileHoldsARowAStep) {
+  const std::string logits = Path("logits.f32");
+  const auto json =
+      Json({"run", "-m", model(), "-p", "Hello", "-n", "3", "--ignore-eos", "--logits", logits});
+  EXPECT_EQ(std::filesystem::file_size(logits), 3u * 512 * 4);
+  std::ifstream file(logits, std::ios::binary);
+  std::vector<float> row(512);
+  for (int step = 0; step < 3; ++step) {
+    file.read(reinterpret_cast<char*>(row.data()), 512 * 4);
+    EXPECT_EQ(std::max_element(row.begin(), row.end()) - row.begin(),
+              json["tokens"][step].get<int>())
+        << "greedy";
+  }
+}
+
+// The law of the project, over real processes: N ranks, whatever they are, give the same tokens and bits.
+TEST_F(CliTest, ThreadsAndProcessesGiveTheSameBits) {
+  const std::string text = File("text.txt", Words(300));
+  for (const char* codec : {"f16", "rot4", "rot2", "int4"}) {
+    const std::vector<std::string> run = {
+        "run",          "-m",     model(), "-f",   text,  "-p",     "And then?", "-n",     "6",
+        "--ignore-eos", "--math", "f32",   "--kv", codec, "--json", "-",         "--quiet"};
+    const auto one = JsonOf(Kvring(run));
+    ASSERT_GT(one["prompt_tokens"], 600) << "beyond a cell";
+    for (const int ranks : {2, 3, 4, 5, 8}) {
+      std::vector<std::string> more = run;
+      more.insert(more.end(), {"--chunk", ranks % 2 == 0 ? "512" : "37"});
+      const auto processes = JsonOf(Mpirun(ranks, more));
+      EXPECT_EQ(processes["tokens"], one["tokens"]) << codec << " on " << ranks;
+      EXPECT_EQ(processes["logits_hash"], one["logits_hash"]) << codec << " on " << ranks;
+      EXPECT_EQ(processes["ranks"].size(), static_cast<size_t>(ranks));
+    }
+  }
+}
+
+TEST_F(CliTest, MpiFlagStartsProcessesItself) {
+  const auto threads =
+      Json({"run", "-m", model(), "-p", "Hello", "-n", "4", "--ignore-eos", "--ranks", "3"});
+  const auto processes = Json(
+      {"run", "-m", model(), "-p", "Hello", "-n", "4", "--ignore-eos", "--ranks", "3", "--mpi"});
+  EXPECT_EQ(threads["logits_hash"], processes["logits_hash"]);
+  EXPECT_EQ(processes["ranks"].size(), 3u);
+}
+
+// Processes whose command line names this test's model.
+int Survivors(const std::string& model) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "cmdline", std::ios::binary);
+    const std::string line((std::istreambuf_iterator<char>(file)), {});
+    count += line.find(model) != std::string::npos;
+  }
+  return count;
+}
+
+TEST_F(CliTest, CtrlCEndsAllRanksAtOnce) {
+  const std::string text = File("long.txt", Words(1600));
+  std::vector<std::string> run = {"run",          "-m",      model(), "-f",
+                                  text,           "-n",      "1M",    "--beyond-trained",
+                                  "--ignore-eos", "--ranks", "3"};
+  const auto threads = Kvring(run, 60, 1.5);
+  EXPECT_EQ(threads.exit_code, 130) << threads.err;
+  run.push_back("--mpi");
+  const auto processes = Kvring(run, 60, 3);
+  EXPECT_EQ(processes.exit_code, 130) << processes.err;
+  EXPECT_EQ(Survivors(model()), 0);
+}
+
+TEST_F(CliTest, SampledAnswersDependOnTheSeedAlone) {
+  const auto run = [&](const char* seed, const char* ranks) {
+    return Json({"run", "-m", model(), "-p", "Hello", "-n", "12", "--ignore-eos", "--temp", "1",
+                 "--top-p", "0.9", "--seed", seed, "--ranks", ranks})["tokens"];
+  };
+  EXPECT_EQ(run("5", "1"), run("5", "3"));
+  EXPECT_NE(run("5", "1"), run("6", "1"));
+}
+
+// What was planned before the start is what was used, within 10 %.
+TEST_F(CliTest, PeakMemoryIsPredicted) {
+  const std::string ids = [&] {
+    std::string text;
+    for (int i = 0; i < 8000; ++i) text += std::to_string(i * 7919 % 256) + " ";
+    return File("prompt.ids", text);
+  }();
+  const auto json = JsonOf(Mpirun(4, {"run", "-m", model(), "--ids", ids, "-n", "4", "--ignore-eos",
+                                      "--beyond-trained", "--json", "-", "--quiet"}));
+  double peak = 0;
+  for (const auto& rank : json["ranks"])
+    peak = std::max(peak, rank["peak_rss_bytes"].get<double>());
+  EXPECT_NEAR(peak / json["planned_peak_bytes"].get<double>(), 1.0, 0.1);
+}
+
+}  // namespace
+}  // namespace kvring
