@@ -7,9 +7,9 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "absl/strings/str_format.h"
 #include "launch/command.h"
@@ -34,15 +34,16 @@ struct TokenizeFlags {
   bool no_bos = false;
 };
 
+// Any bytes, also none. A folder opens like a file and fails when read: rdbuf() into a stream tells it without throwing.
 absl::StatusOr<std::string> ReadBytes(const std::string& path) {
-  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes;
-  if (file) bytes.assign(std::istreambuf_iterator<char>(file), {});
-  if (!file || file.bad()) {
+  std::ifstream file;
+  if (path != "-") file.open(path, std::ios::binary);
+  std::ostringstream bytes;
+  if (file) bytes << (path == "-" ? std::cin.rdbuf() : file.rdbuf());
+  if (!file || bytes.bad()) {
     return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
   }
-  return bytes;
+  return bytes.str();
 }
 
 // Several documents are one prompt, with an empty line between, as in `run`.
