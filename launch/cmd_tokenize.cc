@@ -9,7 +9,6 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "absl/strings/str_format.h"
 #include "launch/command.h"
@@ -34,16 +33,19 @@ struct TokenizeFlags {
   bool no_bos = false;
 };
 
-// Any bytes, also none. A folder opens like a file and fails when read: rdbuf() into a stream tells it without throwing.
+// Any bytes, also none. A folder opens like a file and fails when read; read() tells it without throwing.
 absl::StatusOr<std::string> ReadBytes(const std::string& path) {
   std::ifstream file;
   if (path != "-") file.open(path, std::ios::binary);
-  std::ostringstream bytes;
-  if (file) bytes << (path == "-" ? std::cin.rdbuf() : file.rdbuf());
-  if (!file || bytes.bad()) {
-    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+  std::istream& in = path == "-" ? std::cin : file;
+  std::string bytes;
+  char part[1 << 16];
+  while (in.good()) {
+    in.read(part, sizeof(part));
+    bytes.append(part, in.gcount());
   }
-  return bytes.str();
+  if (in.eof()) return bytes;
+  return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
 }
 
 // Several documents are one prompt, with an empty line between, as in `run`.
