@@ -170,6 +170,37 @@ const float* SequenceShardImpl::State(int layer, int head) const {
 
 void SequenceShardImpl::SetLength(int64_t length) { length_ = std::max(length_, length); }
 
+absl::StatusOr<int> SequenceShardImpl::RunIndex(int virtual_shard) const {
+  const int run_index = virtual_shard - first_shard_;
+  if (run_index >= 0 && run_index < static_cast<int>(layers_[0].shards.size())) return run_index;
+  return absl::InvalidArgumentError(
+      absl::StrCat("virtual shard ", virtual_shard, " does not live on this rank"));
+}
+
+absl::Status SequenceShardImpl::SetState(std::span<const uint8_t> halves) {
+  const int64_t floats = shape_.kv_heads * codec_->StateFloats();
+  if (static_cast<int64_t>(halves.size()) != floats * shape_.layers * 2) {
+    return absl::DataLossError(absl::StrCat("a sequence's state of ", halves.size(), " bytes, not ",
+                                            floats * shape_.layers * 2));
+  }
+  for (const Layer& layer : layers_) {
+    if (layer.state) return absl::FailedPreconditionError("the sequence has its state already");
+  }
+  const uint8_t* from = halves.data();
+  for (Layer& layer : layers_) {
+    auto state = std::make_shared<std::vector<float>>(floats);
+    for (float& value : *state) {
+      Half half;
+      std::memcpy(&half, from, sizeof(half));
+      value = HalfToFloat(half);
+      from += sizeof(half);
+    }
+    layer.state = std::move(state);
+    bytes_ += sizes_.state;
+  }
+  return absl::OkStatus();
+}
+
 void SequenceShardImpl::Pages(int layer, int head, int virtual_shard,
                               std::vector<PageView>& pages) const {
   const Layer& source = layers_[layer];

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,11 @@ class SequenceShardImpl final : public SequenceShard {
   absl::Status Truncate(int64_t length) override;
   int64_t bytes() const override { return bytes_; }
   const KvCounters& counters() const override { return counters_; }
+
+  // For shard_io: where a virtual shard lies in this rank's run, INVALID_ARGUMENT when it lives elsewhere; and the whole
+  // sequence's state from its fp16 bytes, FAILED_PRECONDITION when there is one.
+  absl::StatusOr<int> RunIndex(int virtual_shard) const;
+  absl::Status SetState(std::span<const uint8_t> halves);
 
  private:
   friend class ShardWriter;
