@@ -17,11 +17,36 @@ bool ReadsExact(const AttendArgs& args, const PageView& page, int64_t position) 
   return BlockIsExact(args.rule, traits, args.block_tokens, position, page.begin, args.chunk_begin);
 }
 
-void RotateKeys(const AttendArgs& args, const PageView& page, float* rows) {
-  std::vector<float> angles(static_cast<size_t>(2 * args.rope->planes()));
-  for (int t = 0; t < page.tokens; ++t) {
-    RopeAngles(*args.rope, page.begin + t, angles.data());
-    RopeRotate(*args.rope, angles.data(), rows + static_cast<int64_t>(t) * args.dk);
+// Blocks whose angles a thread keeps: two cells of the default size.
+constexpr size_t kKeptAngles = 16;
+
+bool SameRope(const RopeTable& a, const RopeTable& b) {
+  return a.pairing == b.pairing && a.head_dim == b.head_dim &&
+         a.attention_scale == b.attention_scale && a.inv_freq == b.inv_freq;
+}
+
+const float* AnglesOf(const AttendArgs& args, int64_t begin, AttendScratch& scratch) {
+  const size_t step = static_cast<size_t>(2 * args.rope->planes());
+  const size_t floats = step * static_cast<size_t>(args.block_tokens);
+  for (const BlockAngles& kept : scratch.angles) {
+    if (kept.begin == begin && kept.cos_sin.size() == floats && SameRope(kept.rope, *args.rope)) {
+      return kept.cos_sin.data();
+    }
+  }
+  if (scratch.angles.size() < kKeptAngles) scratch.angles.resize(kKeptAngles);
+  BlockAngles& made = scratch.angles[scratch.oldest_angles++ % kKeptAngles];
+  made.rope = *args.rope;
+  made.begin = begin;
+  made.cos_sin.resize(floats);
+  for (int t = 0; t < args.block_tokens; ++t)
+    RopeAngles(*args.rope, begin + t, made.cos_sin.data() + t * step);
+  return made.cos_sin.data();
+}
+
+void RotateKeys(const AttendArgs& args, const PageView& page, AttendScratch& scratch) {
+  const float* angles = AnglesOf(args, page.begin, scratch);
+  for (int64_t t = 0; t < page.tokens; ++t) {
+    RopeRotate(*args.rope, angles + t * 2 * args.rope->planes(), scratch.rows.data() + t * args.dk);
   }
 }
 
@@ -36,7 +61,7 @@ void ExactTile(const AttendArgs& args, const PageView& page, AttendScratch& scra
   }
   std::fill(rows.begin() + page.tokens * args.dk, rows.end(), 0.0f);
   std::fill_n(scratch.v.data() + page.tokens * args.dv, (block - page.tokens) * args.dv, 0.0f);
-  if (args.codec->traits().key_domain == KeyDomain::kPreRope) RotateKeys(args, page, rows.data());
+  if (args.codec->traits().key_domain == KeyDomain::kPreRope) RotateKeys(args, page, scratch);
   Transpose(rows.data(), block, args.dk, scratch.kt.data());
 }
 

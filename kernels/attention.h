@@ -24,23 +24,36 @@ class ScoreSink {
 
 struct AttendArgs {
   const Codec* codec = nullptr;
-  int layer = 0, head = 0;                // KV head
-  const float* state = nullptr;           // sequence state of (layer, head); null until frozen or when there is none
+  int layer = 0, head = 0;  // KV head
+  // Sequence state of (layer, head); null until frozen or when there is none.
+  const float* state = nullptr;
   int block_tokens = 64;
-  const RopeTable* rope = nullptr;        // of this layer: exact rows of kPreRope codecs are rotated when read
+  // Of this layer: exact rows of kPreRope codecs are rotated when read.
+  const RopeTable* rope = nullptr;
   int dk = 0, dv = 0;
-  std::span<const PageView> pages;        // ascending positions
-  std::span<const int64_t> positions;     // [rows], never falling
-  const float* raw_q = nullptr;           // [rows][dk] after RoPE, scaled by log2(e)/sqrt(dk)
-  const float* packed_q = nullptr;        // [rows][dk] PrepareQuery(raw_q); equal to raw_q where the codec has no transform
+  std::span<const PageView> pages;     // ascending positions
+  std::span<const int64_t> positions;  // [rows], never falling
+  const float* raw_q = nullptr;        // [rows][dk] after RoPE, scaled by log2(e)/sqrt(dk)
+  // [rows][dk] PrepareQuery(raw_q); null or equal to raw_q where the codec has no transform.
+  const float* packed_q = nullptr;
   VisibilityRule rule;
-  int64_t chunk_begin = 0;                // first position of this step's chunk (kExactChunk)
+  int64_t chunk_begin = 0;  // first position of this step's chunk (kExactChunk)
   ScoreSink* scores = nullptr;
 };
 
-// Buffers of one thread, reused between calls.
+// Rotation angles of one block's positions.
+struct BlockAngles {
+  RopeTable rope;  // a copy: tables are compared by value
+  int64_t begin = -1;
+  std::vector<float> cos_sin;  // [block_tokens][planes][2]
+};
+
+// Buffers of one thread, reused between calls. The angles are those of the blocks that were read exact last: the few
+// open blocks of a sequence are read by every layer and head.
 struct AttendScratch {
   std::vector<float> kt, v, p, rows;
+  std::vector<BlockAngles> angles;
+  size_t oldest_angles = 0;
 };
 
 // partial (+)= attention over args.pages, pages in the given order. Rows that see no key of a page are not touched by it.
