@@ -17,7 +17,11 @@ namespace kvring {
 namespace {
 
 constexpr double kLogitDeviation = 3.0;  // of the logits over the vocabulary, in a step
-constexpr double kNormSpread = 0.1;      // norm weights are 1 +- this
+// Queries are longer than keys, so that attention chooses instead of averaging (scores deviate by 2, not 1).
+constexpr double kQueryGain = 2.0;
+// What layers add to the residual stream outweighs the embedding; else a tied head would repeat the last token forever.
+constexpr double kBranchGain = 4.0;
+constexpr double kNormSpread = 0.1;  // norm weights are 1 +- this
 constexpr double kSinkDominance =
     100.0;  // channel 0 of the sink token against all its other channels together
 constexpr int kBiasChannels = 3;                    // per head, F22
@@ -271,23 +275,24 @@ absl::Status Generator::AddLayer(int layer) {
   const int64_t q = int64_t{o_.query_heads} * o_.head_dim, k = int64_t{o_.kv_heads} * o_.head_dim;
   const int64_t v = int64_t{o_.kv_heads} * o_.value_dim,
                 out = int64_t{o_.query_heads} * o_.value_dim;
-  const auto scaled = [](int64_t fan_in) -> Element {
-    const double deviation = 1.0 / std::sqrt(static_cast<double>(fan_in));
+  const auto scaled = [](int64_t fan_in, double gain = 1.0) -> Element {
+    const double deviation = gain / std::sqrt(static_cast<double>(fan_in));
     return [deviation](int64_t, int64_t, double normal) { return deviation * normal; };
   };
   // Nothing is written to the sink's channel, so that it stays the sink token's alone in every layer.
   const auto into_residual = [&](int64_t fan_in) -> Element {
-    return
-        [element = scaled(fan_in), sink = HasSink()](int64_t row, int64_t column, double normal) {
-          return sink && row == 0 ? 0.0 : element(row, column, normal);
-        };
+    return [element = scaled(fan_in, kBranchGain), sink = HasSink()](int64_t row, int64_t column,
+                                                                     double normal) {
+      return sink && row == 0 ? 0.0 : element(row, column, normal);
+    };
   };
   const Element key = [this, element = scaled(o_.hidden)](int64_t row, int64_t column,
                                                           double normal) {
     return element(row, column, normal) * (HasSink() && column == 0 ? o_.sink_scale : 1.0f);
   };
   KVRING_RETURN_IF_ERROR(AddNorm(blk + "attn_norm.weight"));
-  KVRING_RETURN_IF_ERROR(AddMatrix(blk + "attn_q.weight", q, o_.hidden, scaled(o_.hidden)));
+  KVRING_RETURN_IF_ERROR(
+      AddMatrix(blk + "attn_q.weight", q, o_.hidden, scaled(o_.hidden, kQueryGain)));
   KVRING_RETURN_IF_ERROR(AddMatrix(blk + "attn_k.weight", k, o_.hidden, key));
   KVRING_RETURN_IF_ERROR(AddMatrix(blk + "attn_v.weight", v, o_.hidden, scaled(o_.hidden)));
   KVRING_RETURN_IF_ERROR(AddBiases(blk));

@@ -3,8 +3,8 @@
 // options give the same bytes on every machine: numbers come from a hash of (seed, tensor's name, index), so changing
 // one tensor leaves the others as they were. (Only llama3's factors go through pow(), whose last bit is the C library's.)
 //
-// Weights are scaled to fan-in, so that activations stay near 1 and the logits of a step have a standard deviation near 3:
-// neither flat nor decided by one token.
+// Weights are scaled to fan-in, so that normed activations give numbers near 1, attention chooses among keys, and the logits
+// of a step have a standard deviation near 3: neither flat nor decided by one token.
 #pragma once
 
 #include <cstdint>
