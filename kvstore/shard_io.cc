@@ -208,8 +208,8 @@ class ShardReader {
     const bool stats_place = index < s_.prefix_blocks() && s_.sizes_.stats > 0;
     const bool sinks_place = index == 0 && s_.sizes_.sinks > 0;
     if (head.tokens != tokens || head.encoded > head.tokens || head.exact_first >= head.tokens ||
-        !known || !whole || (head.encoded > 0 && !pages) || (exact && s_.sizes_.exact == 0) ||
-        ((head.parts & kStatistics) && !stats_place) ||
+        !known || !whole || (head.encoded > 0 && !pages) || (!exact && head.exact_first > 0) ||
+        (exact && s_.sizes_.exact == 0) || ((head.parts & kStatistics) && !stats_place) ||
         static_cast<bool>(head.parts & kSinks) != sinks_place) {
       return Damaged("a block's head does not fit its sequence");
     }

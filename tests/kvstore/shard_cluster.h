@@ -55,6 +55,9 @@ class ShardCluster {
   // NaN into every row of exact slots that is not in use.
   void PoisonUnused();
 
+  // After an import: the cluster's own idea of the length.
+  void AssumeLength(int64_t length) { length_ = length; }
+
   const ShardMap& map() const { return map_; }
   SequenceShard& shard(int rank) { return *shards_[rank]; }
   PagePool& pool(int rank) { return *pools_[rank]; }
