@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <map>
 
 #include "tests/tidy/rules.h"
@@ -157,12 +158,13 @@ Findings CheckUnlisted(const std::vector<SourceFile>& files) {
   }
   for (const SourceFile& file : files) {
     if (!file.EndsWith(".cc") && !file.EndsWith(".cu") && !file.EndsWith(".proto")) continue;
-    bool listed = false;
-    for (size_t slash = file.path.rfind('/'); slash != std::string::npos && !listed && slash > 0;
-         slash = file.path.rfind('/', slash - 1)) {
-      const auto list = lists.find(file.path.substr(0, slash));
-      listed = list != lists.end() && Lists(*list->second, file.path.substr(slash + 1));
-    }
+    const std::filesystem::path path(file.path);
+    const bool listed = std::any_of(lists.begin(), lists.end(), [&](const auto& list) {
+      const auto& [folder, text] = list;
+      const std::string from_here =
+          path.lexically_relative(folder.empty() ? "." : folder).generic_string();
+      return Lists(*text, from_here) || Lists(*text, "PROJECT_SOURCE_DIR}/" + file.path);
+    });
     if (!listed) findings.push_back({file.path, 0, "no CMakeLists.txt lists this source"});
   }
   return findings;

@@ -175,6 +175,9 @@ TEST(TidyRule, UnlistedCanFail) {
   EXPECT_EQ(check("kernels/b.cc"), 1u);  // cpu/b.cc is another file
   EXPECT_EQ(check("kernels/cpu/a.cc"), 1u);
   EXPECT_EQ(CheckUnlisted({top, {"dist/CMakeLists.txt", ""}}).size(), 1u);
+  const SourceFile other{"kernels/CMakeLists.txt",
+                         "a(../dist/a.cc ${PROJECT_SOURCE_DIR}/dist/b.cc)"};
+  EXPECT_EQ(CheckUnlisted({top, other, {"dist/a.cc", ""}, {"dist/b.cc", ""}}).size(), 0u);
 }
 
 }  // namespace
