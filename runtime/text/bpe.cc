@@ -21,6 +21,10 @@ constexpr size_t kCachedWordBytes = 48;
 // About 10 MB at most for one call; English text of any length stays far below.
 constexpr size_t kCachedWords = 1 << 16;
 
+// Longer words are merged in parts, so that the lists need no more than some 100 MB. No language has such words; a run of one
+// character may get other ids at the parts' borders than in one piece, and decodes the same.
+constexpr size_t kMergedTogether = size_t{4} << 20;
+
 struct Merge {
   int32_t rank = kNoRank;
   int32_t result = kNone;  // symbol
@@ -221,6 +225,10 @@ int64_t BpeModel::Encode(const char* word, size_t bytes, Scratch& scratch,
                          std::vector<int32_t>* ids) const {
   if (bytes == 0) return 0;
   Scratch::Impl& s = *scratch.impl_;
+  if (bytes > kMergedTogether) {
+    const int64_t dropped = impl_->EncodeFresh(word, kMergedTogether, s, ids);
+    return dropped + Encode(word + kMergedTogether, bytes - kMergedTogether, scratch, ids);
+  }
   if (bytes > kCachedWordBytes) return impl_->EncodeFresh(word, bytes, s, ids);
   const auto it = s.cache.find(View(word, bytes));
   if (it != s.cache.end()) {

@@ -65,6 +65,8 @@ TEST(Bpe, LongWordsTakeNearLinearTime) {
   EXPECT_EQ(tokenizer->Encode(alternating)->ids.size(), kBytes / 8);
   EXPECT_EQ(tokenizer->Encode(std::string(kBytes, 'x'))->ids.size(), kBytes / 8);
   EXPECT_EQ(tokenizer->Encode(std::string(kBytes, ' '))->ids.size(), kBytes);
+  // Beyond 4 MiB a word is merged in parts: "xxxx" and "x" remain.
+  EXPECT_EQ(tokenizer->Encode(std::string(4 * kBytes + 5, 'x'))->ids.size(), 4 * kBytes / 8 + 2);
 }
 
 TEST(Bpe, ResultWithoutATokenFallsApartIntoItsBytes) {
