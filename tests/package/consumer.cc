@@ -7,6 +7,8 @@
 #include "kvstore/codec_spec.h"
 #include "kvstore/sequence_shard.h"
 #include "runtime/base/shard_map.h"
+#include "runtime/engine/engine.h"
+#include "runtime/text/utf8.h"
 
 int main() {
   const auto map = kvring::ShardMap::Create(4, 64, 64, 0);
@@ -25,6 +27,15 @@ int main() {
       kvring::MakeRopeTable(kvring::RopePairing::kInterleaved, 64, 64, 10000.0, {});
   const auto codec = kvring::MakeCodec("rot4", shape, {&rope, &rope});
   if (!codec.ok()) return std::fprintf(stderr, "%s\n", codec.status().ToString().c_str()), 1;
+  const auto plan = kvring::ParsePlan(kvring::SerializePlan({.epoch = 3, .numerics = "f32"}));
+  if (!plan.ok() || plan->epoch != 3) return std::fprintf(stderr, "a plan did not come back\n"), 1;
+  kvring::EngineOptions options;
+  options.chunk = -1;
+  if (kvring::Engine::Create(options, nullptr).ok())
+    return std::fprintf(stderr, "a bad option was taken\n"), 1;
+  if (kvring::Utf8CharLength("a", 1) != 1)
+    return std::fprintf(stderr, "'a' is not a character\n"), 1;
+
   std::printf("%s: %.3f bits an element\n", (*codec)->traits().id.c_str(),
               kvring::BitsPerElement(**codec, shape));
   return 0;
