@@ -169,7 +169,7 @@ absl::Status ShardCluster::Layer(int layer, int64_t end, int parts) {
     for (int part = 0; part < parts; ++part) {
       const std::vector<int64_t> some(own.begin() + own.size() * part / parts,
                                       own.begin() + own.size() * (part + 1) / parts);
-      const TestRows rows = MakeTestRows(subject_.shape, layer, some);
+      const TestRows rows = MakeTestRows(subject_.shape, layer + 100 * branch_, some);
       AppendRows append{some, rows.k.data(), rows.v.data(), rows.q.data()};
       KVRING_RETURN_IF_ERROR(shards_[rank]->Append(layer, append));
     }

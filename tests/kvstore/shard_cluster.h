@@ -58,6 +58,9 @@ class ShardCluster {
   // After an import: the cluster's own idea of the length.
   void AssumeLength(int64_t length) { length_ = length; }
 
+  // Later tokens get other rows: two forks that go different ways.
+  void SetBranch(int branch) { branch_ = branch; }
+
   const ShardMap& map() const { return map_; }
   SequenceShard& shard(int rank) { return *shards_[rank]; }
   PagePool& pool(int rank) { return *pools_[rank]; }
@@ -74,6 +77,7 @@ class ShardCluster {
   std::vector<std::shared_ptr<PagePool>> pools_;
   std::vector<std::unique_ptr<SequenceShard>> shards_;
   int64_t length_ = 0;
+  int branch_ = 0;
 };
 
 std::vector<VisibilityRule> AllRules();  // cells of 256 tokens

@@ -147,16 +147,26 @@ TEST_P(ShardLaws, ForkThenAppendEqualsFresh) {
   EXPECT_GE(forks, 20);  // most cuts work
 }
 
-TEST_P(ShardLaws, ParentGoesOnBesideItsFork) {
-  ShardCluster parent(subject(), 2, kCells);
+// Both write into the block that was open at the fork; neither sees the other's rows.
+TEST_P(ShardLaws, ParentAndForkGoDifferentWays) {
+  ShardCluster parent(subject(), 2, kCells), lone(subject(), 2, kCells);
   ASSERT_TRUE(parent.Step(281).ok());
+  ASSERT_TRUE(lone.Step(281).ok());
   auto fork = parent.Fork(281);
   ASSERT_TRUE(fork.ok());
   const ShardCluster::Content at_fork = (*fork)->Read();
-  ASSERT_TRUE(parent.Run(500, 33).ok());
+  parent.SetBranch(1);
+  lone.SetBranch(1);
+  ASSERT_TRUE(parent.Run(300, 7).ok());
   EXPECT_TRUE((*fork)->Read() == at_fork) << "the fork saw the parent's tokens";
+  ASSERT_TRUE((*fork)->Run(310, 10).ok());
+  ASSERT_TRUE(parent.Run(500, 33).ok());
   ASSERT_TRUE((*fork)->Run(500, 60).ok());
-  EXPECT_TRUE((*fork)->Read() == parent.Read());
+  ASSERT_TRUE(lone.Run(500, 100).ok());
+  EXPECT_TRUE(parent.Read() == lone.Read()) << "the parent saw the fork's tokens";
+  ShardCluster fresh(subject(), 2, kCells);
+  ASSERT_TRUE(fresh.Run(500, 90).ok());
+  EXPECT_TRUE((*fork)->Read() == fresh.Read());
 }
 
 TEST_P(ShardLaws, TruncateEqualsFreshWhereRowsExist) {
