@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // `kvring`: one program, a table of subcommands.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <iterator>
 #include <vector>
 
@@ -31,7 +34,17 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& global) {
       ->check(CLI::Range(0, 4096));
 }
 
+// Threads of OpenMP that wait must not take the cores of others for long; the library reads its settings when it is
+// loaded, so they need a fresh start. What the user has set stays.
+void StartWithShortSpins(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+  setenv("GOMP_SPINCOUNT", "10000", 1);  // about 10 us: as long as a sleep and a wake-up cost
+  execv("/proc/self/exe", argv);
+  // Without /proc it goes on as it is.
+}
+
 int Main(int argc, char** argv) {
+  StartWithShortSpins(argv);
   CLI::App app{
       "kvring: language-model inference over very long contexts, with a packed KV cache sharded "
       "over ranks"};

@@ -50,11 +50,16 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
     text.assign(std::istreambuf_iterator<char>(std::cin), {});
   } else {
     std::ifstream file(path, std::ios::binary);
-    if (!file)
+    if (!file) {
       return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
-    text.assign(std::istreambuf_iterator<char>(file), {});
-    if (file.bad())
+    }
+    // By read: a stream iterator throws on a folder.
+    char buffer[65536];
+    while (file.read(buffer, sizeof(buffer)) || file.gcount() > 0)
+      text.append(buffer, file.gcount());
+    if (file.bad()) {
       return absl::InvalidArgumentError(absl::StrCat("cannot read ", path, ": is it a folder?"));
+    }
   }
   if (text.find_first_not_of(" \t\r\n") == std::string::npos) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is empty: there is nothing to read"));

@@ -24,6 +24,7 @@ TEST_F(CliTest, WhatCannotBeRunEndsInOneLine) {
                 {"empty.txt", "empty"});
   ExpectRefused(Kvring({"run", "-m", model(), "-f", File("binary", std::string("ab\0c", 4))}),
                 {"binary", "byte 2"});
+  ExpectRefused(Kvring({"run", "-m", model(), "-f", Path("")}), {"folder"});
   ExpectRefused(Kvring({"run", "-m", model()}), {"nothing to read"});
   ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "-n", "0"}), {"-n 0"});
   ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "--kv", "rot9"}), {"rot9", "rot4", "nf4"});

@@ -38,13 +38,13 @@ std::unique_ptr<RankGroup> Group(const std::string& codec, int ranks) {
 
 std::vector<int32_t> Ids(int64_t n, uint64_t seed = 5) { return RandomIds(n, 0, 256, seed); }
 
-Slice MakeSlice(SequenceId id, int64_t begin, std::vector<int32_t> ids) {
+Slice MakeSliceOf(int64_t prefix, SequenceId id, int64_t begin, std::vector<int32_t> ids) {
   Slice slice;
   slice.sequence = id;
   slice.begin = begin;
   slice.ids = std::move(ids);
   slice.scheme = slice.tokens() > 4 ? Scheme::kGatherQ : Scheme::kReplicated;
-  slice.mean_exchange = begin < 128 && slice.end() >= 128;
+  slice.mean_exchange = prefix > 0 && begin < prefix && slice.end() >= prefix;
   slice.want = Want::kLast;
   return slice;
 }
@@ -72,6 +72,9 @@ class ExecutorTest : public testing::TestWithParam<std::tuple<std::string, int>>
  protected:
   std::unique_ptr<RankGroup> group_ = Group(std::get<0>(GetParam()), std::get<1>(GetParam()));
   Executor& leader() { return group_->leader(); }
+  Slice MakeSlice(SequenceId id, int64_t begin, std::vector<int32_t> ids) {
+    return MakeSliceOf(leader().codec().traits().prefix_tokens, id, begin, std::move(ids));
+  }
 };
 
 // One prefill, many questions: a fork answers as a sequence that read everything itself would, and the parent goes on undisturbed.
@@ -126,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, ExecutorTest,
 
 TEST(ExecutorFaults, ABadPlanEndsTheStepOnEveryRank) {
   const auto group = Group("rot4", 3);
-  const auto result = group->leader().Lead(Plan({kCreate1}, {MakeSlice(1, 7, Ids(10))}));
+  const auto result = group->leader().Lead(Plan({kCreate1}, {MakeSliceOf(0, 1, 7, Ids(10))}));
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal);
   EXPECT_NE(std::string(result.status().message()).find("starts at 7"), std::string::npos)
       << result.status();
@@ -135,7 +138,7 @@ TEST(ExecutorFaults, ABadPlanEndsTheStepOnEveryRank) {
 
 TEST(ExecutorFaults, OtherNumericsAreRefused) {
   const auto group = Group("f16", 2);
-  StepPlan plan = Plan({kCreate1}, {MakeSlice(1, 0, Ids(10))});
+  StepPlan plan = Plan({kCreate1}, {MakeSliceOf(0, 1, 0, Ids(10))});
   plan.numerics = "int8/other";
   EXPECT_EQ(group->leader().Lead(plan).status().code(), absl::StatusCode::kFailedPrecondition);
 }

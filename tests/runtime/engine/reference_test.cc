@@ -41,12 +41,17 @@ std::vector<double> LogProbabilities(const std::vector<float>& logits) {
 // Largest distance of the reference's top-20 log-probabilities over the three prompts.
 double WorstDistance(LinearMath math, const std::string& codec) {
   double worst = 0;
-  for (const Json& prompt : Golden("logits.json")["prompts"]) {
+  const Json golden = Golden("logits.json");
+  EXPECT_EQ(golden["prompts"].size(), 3u);
+  for (const Json& prompt : golden["prompts"]) {
     GreedyOptions options;
     options.codec = codec;
     options.new_tokens = 1;
     const auto run = RunGreedy(Real(math), prompt["ids"].get<std::vector<int32_t>>(), options);
-    if (!run.ok()) return 1e9;
+    if (!run.ok()) {
+      ADD_FAILURE() << run.status();
+      return 1e9;
+    }
     const std::vector<double> ours = LogProbabilities(run->logits[0]);
     const Json& exact = prompt["last_position"]["numpy_f32_exact_weights"];
     for (size_t i = 0; i < exact["ids"].size(); ++i) {
