@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <cstdio>
 #include <cstring>
 
 #include "dist/mpi_communicator.h"
@@ -33,6 +33,7 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Join(const JobFlags& flags, bool ranks
     return job;
   }
   KVRING_ASSIGN_OR_RETURN(job->comm_, CreateMpiCommunicator(nullptr, nullptr));
+  job->processes_ = true;
   job->rank_ = job->comm_->rank();
   job->size_ = job->comm_->size();
   job->ranks_on_host_ = std::max(1, launch.local_size);
@@ -58,11 +59,20 @@ absl::Status Job::Agree(const absl::Status& mine, absl::Duration timeout) {
   for (int r = 0; r < size_; ++r) {
     if (words[r].code == 0) continue;
     const auto code = static_cast<absl::StatusCode>(words[r].code);
-    if (!leads()) return absl::Status(code, "");
-    return absl::Status(
-        code, r == 0 ? words[r].message : absl::StrCat("rank ", r, ": ", words[r].message));
+    const std::string who = r == 0 ? "" : absl::StrCat("rank ", r, ": ");
+    if (leads()) SayNow(absl::Status(code, absl::StrCat(who, words[r].message))).IgnoreError();
+    // Nobody leaves before it is printed.
+    comm_->Barrier(absl::Now() + timeout).IgnoreError();
+    return absl::Status(code, "");
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> Job::FromLeader(int64_t value, absl::Duration timeout) {
+  if (comm_ != nullptr) {
+    KVRING_RETURN_IF_ERROR(comm_->Broadcast(0, &value, sizeof(value), absl::Now() + timeout));
+  }
+  return value;
 }
 
 absl::StatusOr<std::unique_ptr<RankGroup>> Job::Lead(int threads, const ExecutorOptions& options) {
@@ -75,6 +85,14 @@ absl::Status Job::Follow(int threads, const ExecutorOptions& options) {
   SetThreads(threads);
   KVRING_ASSIGN_OR_RETURN(const auto executor, Executor::Create(options, comm_.get()));
   return executor->Follow(absl::Hours(24 * 365));
+}
+
+absl::Status SayNow(const absl::Status& status) {
+  if (!status.ok() && !status.message().empty()) {
+    std::fprintf(stderr, "kvring: %s\n", std::string(status.message()).c_str());
+    std::fflush(stderr);
+  }
+  return absl::Status(status.code(), "");
 }
 
 void EndOnInterrupt() {

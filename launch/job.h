@@ -27,12 +27,15 @@ class Job {
   int rank() const { return rank_; }
   int size() const { return size_; }
   int ranks_on_host() const { return ranks_on_host_; }
-  bool processes() const { return comm_ != nullptr; }  // ranks are processes, not threads
-  const char* kind() const { return comm_ != nullptr ? "processes (mpirun)" : "threads"; }
+  bool processes() const { return processes_; }  // ranks are processes, not threads
+  const char* kind() const { return processes_ ? "processes (mpirun)" : "threads"; }
 
   // Every rank says how its preparation went; the first failure by rank becomes the answer on all. The message is given on
   // rank 0 alone, so that it is printed once.
   absl::Status Agree(const absl::Status& mine, absl::Duration timeout);
+
+  // Rank 0's value, on every rank: what one rank measured or chose for all.
+  absl::StatusOr<int64_t> FromLeader(int64_t value, absl::Duration timeout);
 
   // Rank 0: the group to lead. Call once, after Agree.
   absl::StatusOr<std::unique_ptr<RankGroup>> Lead(int threads, const ExecutorOptions& options);
@@ -42,8 +45,13 @@ class Job {
  private:
   Job() = default;
   std::unique_ptr<Communicator> comm_;  // null: threads
+  bool processes_ = false;
   int rank_ = 0, size_ = 1, ranks_on_host_ = 1;
 };
+
+// Prints a failure as main would, now, and returns it without its message: for ranks that are processes, where the launcher
+// ends everyone as soon as one rank has left.
+absl::Status SayNow(const absl::Status& status);
 
 // Ctrl-C ends this process at once, all its rank threads with it, with exit code 130 and the terminal in order.
 void EndOnInterrupt();

@@ -42,7 +42,7 @@ void Say(const GlobalOptions& global, const std::string& line) {
   if (!global.quiet) std::fprintf(stderr, "%s\n", line.c_str());
 }
 
-absl::Status CheckFlags(Session& s) {
+absl::Status CheckFlags(Session& s, const Job& job) {
   const RunFlags& f = s.flags;
   KVRING_ASSIGN_OR_RETURN(s.new_tokens, ParseLength(f.new_tokens));
   if (s.new_tokens < 1) return absl::InvalidArgumentError("-n 0: at least 1 new token is needed");
@@ -66,6 +66,14 @@ absl::Status CheckFlags(Session& s) {
   }
   KVRING_RETURN_IF_ERROR(CheckSampling(f.sampling));
   KVRING_ASSIGN_OR_RETURN(s.rule, ParseVisibility(f.model));
+  if (s.rule.cell < 1 || s.rule.cell % f.model.block_tokens != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--cell ", s.rule.cell, " must be a positive multiple of --block-tokens ",
+                     f.model.block_tokens));
+  }
+  KVRING_RETURN_IF_ERROR(Annotate(
+      ShardMap::Create(job.size(), f.model.virtual_shards, f.model.block_tokens, 0).status(),
+      "--ranks"));
   return absl::OkStatus();
 }
 
@@ -118,7 +126,7 @@ ShardMap MapOf(const Session& s, int ranks) {
   return *ShardMap::Create(ranks, s.flags.model.virtual_shards, s.flags.model.block_tokens, 0);
 }
 
-int64_t PlannedChunk(const Session& s) { return s.chunk > 0 ? s.chunk : 2048; }
+int64_t PlannedChunk(const Session& s) { return s.chunk > 0 ? s.chunk : Engine::kMaxChunk; }
 
 // The plan against what this host has left, after the weights are in. Returns bytes for the pages of a rank.
 absl::StatusOr<int64_t> CheckMemory(Session& s, const Job& job, const GlobalOptions& global) {
@@ -148,7 +156,6 @@ absl::StatusOr<int64_t> CheckMemory(Session& s, const Job& job, const GlobalOpti
 }
 
 absl::Status LoadWeights(Session& s, const Job& job) {
-  KVRING_ASSIGN_OR_RETURN(s.math, ParseMath(s.flags.model.math));
   s.numerics = NumericsId(s.math);
   WeightsOptions options;
   options.math = s.math;
@@ -159,9 +166,10 @@ absl::Status LoadWeights(Session& s, const Job& job) {
 
 // Everything before the job starts, on this rank.
 absl::Status Prepare(Session& s, const Job& job, const GlobalOptions& global) {
-  KVRING_RETURN_IF_ERROR(CheckFlags(s));
+  KVRING_RETURN_IF_ERROR(CheckFlags(s, job));
   KVRING_RETURN_IF_ERROR(OpenAll(s));
   if (!job.leads()) return absl::OkStatus();
+  KVRING_ASSIGN_OR_RETURN(s.math, ParseMath(s.flags.model.math));
   KVRING_RETURN_IF_ERROR(ReadPrompt(s));
   return CheckContext(s, job, global);
 }
@@ -198,9 +206,20 @@ int64_t PlannedPeak(const Session& s, const Job& job, const std::vector<RankRepo
   return peak;
 }
 
+absl::Status LeadGroup(Session& s, const Job& job, RankGroup& group, int64_t pool_bytes,
+                       const GlobalOptions& global);
+
+// The group lives until a failure is printed: dropping a failed job ends all its processes.
 absl::Status LeadRun(Session& s, Job& job, int threads, int64_t pool_bytes,
                      const ExecutorOptions& options, const GlobalOptions& global) {
+  const bool processes = job.processes();
   KVRING_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> group, job.Lead(threads, options));
+  const absl::Status status = LeadGroup(s, job, *group, pool_bytes, global);
+  return processes ? SayNow(status) : status;
+}
+
+absl::Status LeadGroup(Session& s, const Job& job, RankGroup& group, int64_t pool_bytes,
+                       const GlobalOptions& global) {
   EngineOptions engine_options;
   engine_options.weights = s.weights;
   engine_options.codec = s.codec;
@@ -211,7 +230,7 @@ absl::Status LeadRun(Session& s, Job& job, int threads, int64_t pool_bytes,
   engine_options.chunk = s.chunk;
   engine_options.pool_bytes_per_rank = pool_bytes;
   KVRING_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
-                          Engine::Create(engine_options, &group->leader()));
+                          Engine::Create(engine_options, &group.leader()));
   KVRING_ASSIGN_OR_RETURN(const std::vector<RankReport> loaded, engine->Reports());
   RunResult result;
   result.planned_peak_bytes = PlannedPeak(s, job, loaded);
@@ -227,7 +246,7 @@ absl::Status LeadRun(Session& s, Job& job, int threads, int64_t pool_bytes,
   result.warnings = s.warnings;
   const int64_t cached = result.prompt_tokens + static_cast<int64_t>(result.tokens.size()) - 1;
   result.kv_bytes_f16 = KvBytesF16(s.model.config.kv_shape(s.flags.model.block_tokens), cached);
-  KVRING_RETURN_IF_ERROR(group->Stop());
+  KVRING_RETURN_IF_ERROR(group.Stop());
   if (!global.quiet) PrintRunSummary(result);
   return global.json.empty() ? absl::OkStatus() : WriteRunJson(result, global.json);
 }
@@ -248,6 +267,10 @@ absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
   const absl::Duration loading = absl::Seconds(300);
   KVRING_RETURN_IF_ERROR(job->Agree(Prepare(s, *job, global), loading));
   const int threads = ThreadsPerRank(global.threads, job->ranks_on_host());
+  // Which products are fastest is measured once, on rank 0: two ranks could find two answers.
+  KVRING_ASSIGN_OR_RETURN(const int64_t math,
+                          job->FromLeader(static_cast<int64_t>(s.math), loading));
+  s.math = static_cast<LinearMath>(math);
   KVRING_RETURN_IF_ERROR(job->Agree(LoadWeights(s, *job), loading));
   absl::StatusOr<int64_t> pool =
       job->leads() ? CheckMemory(s, *job, global) : absl::StatusOr<int64_t>(int64_t{1} << 50);

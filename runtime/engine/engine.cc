@@ -6,7 +6,7 @@
 namespace kvring {
 namespace {
 
-constexpr int64_t kFirstChunk = 256, kMinChunk = 64, kMaxChunk = 2048;
+constexpr int64_t kFirstChunk = 256, kMinChunk = 64;
 constexpr double kStepSeconds = 1.0;
 
 }  // namespace

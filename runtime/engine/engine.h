@@ -52,6 +52,8 @@ struct EngineRequest {
 
 class Engine {
  public:
+  static constexpr int64_t kMaxChunk = 1024;  // of chunks that are cut by time
+
   ~Engine();
   // `group`'s leader outlives the engine.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,

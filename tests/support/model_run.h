@@ -11,6 +11,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/model/tiny_model.h"
 #include "runtime/model/weights.h"
+#include "tests/support/paths.h"
 
 namespace kvring {
 
@@ -24,11 +25,7 @@ struct TestModel {
 absl::StatusOr<TestModel> LoadTestModel(std::shared_ptr<const GgufFile> file, LinearMath math);
 // A generated model, held in memory.
 absl::StatusOr<TestModel> MakeTestModel(const TinyModelOptions& options, LinearMath math);
-// Path of the small real model, or empty: KVRING_TEST_MODEL, else the user's cache folder.
-std::string RealModelPath();
 absl::StatusOr<TestModel> LoadRealModel(LinearMath math);
-// Path of a text of the evaluation data (KVRING_TEST_DATA, else ../shared/data from the root), or empty.
-std::string TestDataPath(const std::string& name);
 
 struct GreedyOptions {
   std::string codec = "f16";
