@@ -76,6 +76,25 @@ TEST_F(ReferenceTest, F32ProductsF16Cache) {
   EXPECT_LT(WorstDistance(LinearMath::kF32, "f16"), 0.02);
 }
 
+// Prompts of 1, 17, 65 and 600 tokens: around a block's border and beyond a cell.
+TEST_F(ReferenceTest, FurtherPrompts) {
+  const Json golden = Golden("further_logits.json");
+  ASSERT_EQ(golden["prompts"].size(), 4u);
+  for (const Json& prompt : golden["prompts"]) {
+    GreedyOptions options;
+    options.codec = "f32";
+    options.new_tokens = 1;
+    const auto run =
+        RunGreedy(Real(LinearMath::kF32), prompt["ids"].get<std::vector<int32_t>>(), options);
+    ASSERT_TRUE(run.ok()) << run.status();
+    const std::vector<double> ours = LogProbabilities(run->logits[0]);
+    for (size_t i = 0; i < 20; ++i) {
+      EXPECT_NEAR(ours[prompt["top_ids"][i].get<int>()], prompt["logprob"][i].get<double>(), 1e-3)
+          << prompt["ids"].size() << " tokens";
+    }
+  }
+}
+
 // The fast path's own column: 0.5 at worst (its mean loss and KL are bounded below).
 TEST_F(ReferenceTest, FastProducts) { EXPECT_LT(WorstDistance(ChooseLinearMath(), "f16"), 0.5); }
 
