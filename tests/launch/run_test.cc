@@ -197,7 +197,7 @@ TEST_F(CliTest, DISABLED_LongBookOnFourRanks) {
   if (real.empty() || book.empty())
     GTEST_SKIP() << "needs the real model and middlemarch.txt (KVRING_TEST_DATA)";
   std::ifstream file(book, std::ios::binary);
-  std::string excerpt(255000, '\0');  // 4.25 bytes a token: 60,000 tokens
+  std::string excerpt(237000, '\0');  // 3.95 bytes a token: 60,000 tokens
   file.read(excerpt.data(), static_cast<std::streamsize>(excerpt.size()));
   const auto json =
       JsonOf(Mpirun(4,
