@@ -50,8 +50,9 @@ struct CodecTraits {
   ParamScope v_scope = ParamScope::kToken;
   bool lossless = false;  // packed rows are the rows: no exact rows, no sinks are kept (f16, f32)
   int sink_tokens = 0;    // first tokens of the sequence that stay fp16
-  int prefix_tokens = 0;  // kPrefix: tokens after which the sequence state is frozen; a multiple of the block
-  int dk = 0, dv = 0;     // head sizes that this codec was made for
+  int prefix_tokens =
+      0;  // kPrefix: tokens after which the sequence state is frozen; a multiple of the block
+  int dk = 0, dv = 0;  // head sizes that this codec was made for
 
   bool page_scoped() const { return k_scope == ParamScope::kPage || v_scope == ParamScope::kPage; }
 };
@@ -67,8 +68,9 @@ struct PageView {
   const uint8_t* packed = nullptr;  // K part, then V part
   const Half* exact_k = nullptr;    // [tokens][exact_k_stride], key domain
   const Half* exact_v = nullptr;    // [tokens][exact_v_stride], value domain
-  const Half* sink_k = nullptr;     // [sinks][sink_k_stride], key domain: replaces slots 0..sinks-1 of the packed form
-  const Half* sink_v = nullptr;     // [sinks][sink_v_stride], value domain
+  const Half* sink_k =
+      nullptr;  // [sinks][sink_k_stride], key domain: replaces slots 0..sinks-1 of the packed form
+  const Half* sink_v = nullptr;  // [sinks][sink_v_stride], value domain
   int64_t exact_k_stride = 0, exact_v_stride = 0, sink_k_stride = 0, sink_v_stride = 0;
   int64_t begin = 0;  // position of slot 0
   int tokens = 0;     // slots in use
@@ -86,13 +88,15 @@ struct ObserveArgs {
 
 struct EncodeArgs {
   int layer = 0;
-  int64_t block_begin = 0;   // position of slot 0
-  int first = 0, count = 0;  // slots to write; kPage codecs get whole blocks only
-  const float* k = nullptr;  // [count][kv_heads][dk], key domain
-  const float* v = nullptr;  // [count][kv_heads][dv], value domain
-  const float* state = nullptr;        // [kv_heads][StateFloats()], null when the codec has none
-  uint8_t* const* pages = nullptr;     // [kv_heads] K part then V part; slots outside [first, first+count) stay as they are
-  int64_t* saturated = nullptr;        // += values that the code could not represent in range; may be null
+  int64_t block_begin = 0;       // position of slot 0
+  int first = 0, count = 0;      // slots to write; kPage codecs get whole blocks only
+  const float* k = nullptr;      // [count][kv_heads][dk], key domain
+  const float* v = nullptr;      // [count][kv_heads][dv], value domain
+  const float* state = nullptr;  // [kv_heads][StateFloats()], null when the codec has none
+  uint8_t* const* pages =
+      nullptr;  // [kv_heads] K part then V part; slots outside [first, first+count) stay as they are
+  int64_t* saturated =
+      nullptr;  // += values that the code could not represent in range; may be null
 };
 
 class Codec {
@@ -118,13 +122,15 @@ class Codec {
 
   // packed_q = raw_q in the query domain; [rows][dk] each, raw_q after RoPE. state: [StateFloats()] of this (layer, head).
   // The default copies.
-  virtual void PrepareQuery(int layer, int head, const float* state, const float* raw_q, int64_t rows,
-                            float* packed_q) const;
+  virtual void PrepareQuery(int layer, int head, const float* state, const float* raw_q,
+                            int64_t rows, float* packed_q) const;
 
   // Decoded tiles of a page, fp32. Slots from page.tokens on are zeros; sinks replace the slots they belong to.
   // kt: [dk][block_tokens] (keys as columns), query domain. v: [block_tokens][dv], value domain.
-  virtual void DecodeKeys(int layer, int head, const float* state, const PageView& page, float* kt) const = 0;
-  virtual void DecodeValues(int layer, int head, const float* state, const PageView& page, float* v) const = 0;
+  virtual void DecodeKeys(int layer, int head, const float* state, const PageView& page,
+                          float* kt) const = 0;
+  virtual void DecodeValues(int layer, int head, const float* state, const PageView& page,
+                            float* v) const = 0;
 };
 
 // Options after the colon of a codec's name, e.g. {"no-mean", "post-rope", "g64"}.

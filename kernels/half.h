@@ -29,7 +29,8 @@ inline Half FloatToHalf(float f) {
   if (abs >= 0x47800000u) return static_cast<Half>(sign | 0x7c00u);
   if (abs < 0x38800000u) {  // below 2^-14: a subnormal, rounded by the addition of 2^-1's ulp
     const float shifted = std::bit_cast<float>(abs) + 0.5f;
-    return static_cast<Half>(sign | (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0.5f)));
+    return static_cast<Half>(sign |
+                             (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(0.5f)));
   }
   const uint32_t rounded = abs + 0xfffu + ((abs >> 13) & 1u);
   return static_cast<Half>(sign | ((rounded - (112u << 23)) >> 13));
@@ -40,7 +41,9 @@ inline Half FloatToHalfSaturated(float f) {
   return FloatToHalf(f > limit ? limit : f < -limit ? -limit : f);
 }
 
-inline float BFloat16ToFloat(BFloat16 b) { return std::bit_cast<float>(static_cast<uint32_t>(b) << 16); }
+inline float BFloat16ToFloat(BFloat16 b) {
+  return std::bit_cast<float>(static_cast<uint32_t>(b) << 16);
+}
 
 // Round to nearest even; NaN stays NaN.
 inline BFloat16 FloatToBFloat16(float f) {

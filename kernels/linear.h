@@ -35,8 +35,8 @@ struct LinearOptions {
 
 // weights: [out][in] fp32, copied (packed); may be freed after the call. Null with *error set when the form is not
 // available on this CPU or fails the law there (the implementation checks itself once per form).
-std::unique_ptr<Linear> MakeLinear(const float* weights, int64_t out, int64_t in, const LinearOptions& options,
-                                   std::string* error);
+std::unique_ptr<Linear> MakeLinear(const float* weights, int64_t out, int64_t in,
+                                   const LinearOptions& options, std::string* error);
 
 // The plain form in double: defines correct.
 std::unique_ptr<Linear> MakeLinearRef(const float* weights, int64_t out, int64_t in);

@@ -20,11 +20,14 @@ struct RopeTable {
 
   int planes() const { return static_cast<int>(inv_freq.size()); }
   int First(int plane) const { return pairing == RopePairing::kInterleaved ? 2 * plane : plane; }
-  int Second(int plane) const { return pairing == RopePairing::kInterleaved ? 2 * plane + 1 : plane + planes(); }
+  int Second(int plane) const {
+    return pairing == RopePairing::kInterleaved ? 2 * plane + 1 : plane + planes();
+  }
 };
 
 // inv_freq[i] = base^(-2i/rotary), optionally divided by factors[i] (GGUF's rope_freqs tensor; empty for none).
-RopeTable MakeRopeTable(RopePairing pairing, int head_dim, int rotary, double base, const std::vector<float>& factors);
+RopeTable MakeRopeTable(RopePairing pairing, int head_dim, int rotary, double base,
+                        const std::vector<float>& factors);
 
 // cos_sin: [planes][2] = cos, sin of position * inv_freq, times attention_scale.
 void RopeAngles(const RopeTable& table, int64_t position, float* cos_sin);

@@ -13,7 +13,8 @@ namespace kvring {
 
 // A codec for this shape, or INVALID_ARGUMENT naming the unknown part and listing what exists (F13: or the head size).
 // rope: [layers], outlive the codec.
-absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(const std::string& spec, const KvShape& shape,
+absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(const std::string& spec,
+                                                       const KvShape& shape,
                                                        const std::vector<const RopeTable*>& rope);
 
 // Splits a list: ';' always separates, ',' where no value has "k=" or "v=".

@@ -26,7 +26,7 @@ struct SequenceShardOptions {
   KvShape shape;
   std::vector<const RopeTable*> rope;  // [layers], outlive the shard
   VisibilityRule rule;
-  PagePool* pool = nullptr;            // outlives the shard
+  PagePool* pool = nullptr;  // outlives the shard
   int rank = 0;
 };
 
@@ -35,7 +35,8 @@ struct AppendRows {
   std::span<const int64_t> positions;  // ascending
   const float* k = nullptr;            // [n][kv_heads][dk] before RoPE
   const float* v = nullptr;            // [n][kv_heads][dv]
-  const float* q = nullptr;            // [n][query_heads][dk] before RoPE; needed while statistics are gathered, else may be null
+  const float* q =
+      nullptr;  // [n][query_heads][dk] before RoPE; needed while statistics are gathered, else may be null
 };
 
 // What the cache could not represent, counted (never wrapped).
@@ -46,7 +47,8 @@ struct KvCounters {
 
 class SequenceShard {
  public:
-  static absl::StatusOr<std::unique_ptr<SequenceShard>> Create(const SequenceShardOptions& options, const ShardMap& map);
+  static absl::StatusOr<std::unique_ptr<SequenceShard>> Create(const SequenceShardOptions& options,
+                                                               const ShardMap& map);
   virtual ~SequenceShard() = default;
 
   // NaN or infinity is refused with layer, head and token before anything is stored (F05).
@@ -65,11 +67,14 @@ class SequenceShard {
   // Drops exact rows that no query at or after `length` reads, by the visibility rule.
   virtual void CloseCells(int layer, int64_t length) = 0;
 
-  virtual void Pages(int layer, int head, int virtual_shard, std::vector<PageView>& pages) const = 0;
+  virtual void Pages(int layer, int head, int virtual_shard,
+                     std::vector<PageView>& pages) const = 0;
   virtual const float* State(int layer, int head) const = 0;  // null until frozen
 
-  virtual int64_t length() const = 0;  // tokens of the whole sequence: 1 + last position seen, or what SetLength said
-  virtual void SetLength(int64_t length) = 0;  // every rank knows L, also one that holds nothing of it
+  virtual int64_t length()
+      const = 0;  // tokens of the whole sequence: 1 + last position seen, or what SetLength said
+  virtual void SetLength(
+      int64_t length) = 0;  // every rank knows L, also one that holds nothing of it
   virtual int64_t local_tokens() const = 0;
 
   // A copy that shares sealed pages and owns what is open, cut to `length` tokens. FAILED_PRECONDITION when the cut falls where
@@ -77,19 +82,20 @@ class SequenceShard {
   virtual absl::StatusOr<std::unique_ptr<SequenceShard>> Fork(int64_t length) const = 0;
   virtual absl::Status Truncate(int64_t length) = 0;
 
-  virtual int64_t bytes() const = 0;  // slots held by this shard, shared ones counted in full, plus sequence state
+  virtual int64_t bytes()
+      const = 0;  // slots held by this shard, shared ones counted in full, plus sequence state
   virtual const KvCounters& counters() const = 0;
 };
 
 // Bytes that a sequence of `length` tokens takes on `slot`, exactly as the shard allocates: pages, exact rows that the rule
 // keeps at that length, sinks, sequence state, padding. One function for allocator, planner and admission.
-int64_t KvBytes(const Codec& codec, const KvShape& shape, const ShardMap& map, int slot, int64_t length,
-                const VisibilityRule& rule);
+int64_t KvBytes(const Codec& codec, const KvShape& shape, const ShardMap& map, int slot,
+                int64_t length, const VisibilityRule& rule);
 
 // The largest KvBytes moment of a step that appends up to `chunk` tokens to reach `length`: one layer's rows of the
 // whole chunk are exact while its attention runs.
-int64_t KvPeakBytes(const Codec& codec, const KvShape& shape, const ShardMap& map, int slot, int64_t length,
-                    int64_t chunk, const VisibilityRule& rule);
+int64_t KvPeakBytes(const Codec& codec, const KvShape& shape, const ShardMap& map, int slot,
+                    int64_t length, int64_t chunk, const VisibilityRule& rule);
 
 // The same bytes for a plain fp16 cache without padding: what "against fp16" means.
 int64_t KvBytesF16(const KvShape& shape, int64_t tokens);

@@ -31,16 +31,17 @@ class ShardMap {
   int block_tokens() const { return block_tokens_; }
   int rho() const { return rho_; }
 
-  int Shard(int64_t token) const;                  // virtual shard of a token
-  int Slot(int virtual_shard) const;               // slot that owns a virtual shard
-  int Home(int64_t token) const;                   // rank of a token
-  int RankOfSlot(int slot) const;                  // (slot + rho) mod N
-  int SlotOfRank(int rank) const;                  // its inverse
-  int FirstShard(int slot) const;                  // ceil(slot V / N); FirstShard(N) is V
-  int64_t LocalIndex(int64_t token) const;         // u: index among the tokens of its own virtual shard
+  int Shard(int64_t token) const;           // virtual shard of a token
+  int Slot(int virtual_shard) const;        // slot that owns a virtual shard
+  int Home(int64_t token) const;            // rank of a token
+  int RankOfSlot(int slot) const;           // (slot + rho) mod N
+  int SlotOfRank(int rank) const;           // its inverse
+  int FirstShard(int slot) const;           // ceil(slot V / N); FirstShard(N) is V
+  int64_t LocalIndex(int64_t token) const;  // u: index among the tokens of its own virtual shard
   int64_t Token(int virtual_shard, int64_t local_index) const;  // inverse of (Shard, LocalIndex)
-  int64_t ShardTokens(int virtual_shard, int64_t length) const; // tokens of a virtual shard in a sequence of `length`
-  int64_t SlotTokens(int slot, int64_t length) const;           // tokens of a slot's run
+  int64_t ShardTokens(int virtual_shard,
+                      int64_t length) const;  // tokens of a virtual shard in a sequence of `length`
+  int64_t SlotTokens(int slot, int64_t length) const;  // tokens of a slot's run
   // The slot's run as maximal aligned subtrees, ascending: 1 for N = 1, 2, 4, 8; a few otherwise.
   std::vector<Subtree> Subtrees(int slot) const;
 

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 
 // Returns the status from the enclosing function unless it is OK.
-#define KVRING_RETURN_IF_ERROR(expr)                 \
-  do {                                               \
+#define KVRING_RETURN_IF_ERROR(expr)                                                       \
+  do {                                                                                     \
     if (absl::Status kvring_status_ = (expr); !kvring_status_.ok()) return kvring_status_; \
   } while (false)
 

@@ -19,8 +19,9 @@
 namespace kvring {
 
 struct GgufArray;
-using GgufValue = std::variant<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, uint64_t, int64_t, float, double,
-                               bool, std::string, std::shared_ptr<GgufArray>>;
+using GgufValue =
+    std::variant<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, uint64_t, int64_t, float,
+                 double, bool, std::string, std::shared_ptr<GgufArray>>;
 struct GgufArray {
   uint32_t element_type = 0;      // GGUF's value type id
   std::vector<GgufValue> values;  // nested arrays are refused
@@ -34,7 +35,7 @@ struct GgufTensor {
   std::span<const uint8_t> data;
 
   int64_t row() const { return dims.empty() ? 1 : dims[0]; }
-  int64_t rows() const;       // product of the other dims
+  int64_t rows() const;  // product of the other dims
   int64_t elements() const { return row() * rows(); }
   int64_t row_bytes() const;  // rows are whole blocks
 };
@@ -43,7 +44,8 @@ class GgufFile {
  public:
   static absl::StatusOr<std::unique_ptr<GgufFile>> Open(const std::string& path);
   // The same checks over bytes that the caller keeps alive; `name` stands for the path in messages.
-  static absl::StatusOr<std::unique_ptr<GgufFile>> FromMemory(std::span<const uint8_t> bytes, const std::string& name);
+  static absl::StatusOr<std::unique_ptr<GgufFile>> FromMemory(std::span<const uint8_t> bytes,
+                                                              const std::string& name);
   virtual ~GgufFile() = default;
 
   virtual const std::string& path() const = 0;
@@ -56,7 +58,8 @@ class GgufFile {
 
   // Copies out.size() bytes from byte `begin` of the tensor on. DATA_LOSS with file, tensor, expected and actual size when
   // the file has become shorter since Open; begin + out.size() <= tensor.data.size().
-  virtual absl::Status ReadTensor(const GgufTensor& tensor, int64_t begin, std::span<uint8_t> out) const = 0;
+  virtual absl::Status ReadTensor(const GgufTensor& tensor, int64_t begin,
+                                  std::span<uint8_t> out) const = 0;
 
   const GgufValue* FindValue(const std::string& key) const;     // null when absent
   const GgufTensor* FindTensor(const std::string& name) const;  // null when absent

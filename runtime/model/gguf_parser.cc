@@ -389,8 +389,7 @@ absl::Status Parser::PlaceTensors() {
 
 std::string Quoted(const std::string& name) {
   const bool cut = name.size() > kShownNameBytes;
-  return absl::StrCat("'", absl::CHexEscape(name.substr(0, kShownNameBytes)),
-                      cut ? "...'" : "'");
+  return absl::StrCat("'", absl::CHexEscape(name.substr(0, kShownNameBytes)), cut ? "...'" : "'");
 }
 
 absl::StatusOr<GgufHeader> ParseGguf(std::span<const uint8_t> bytes, const std::string& name) {

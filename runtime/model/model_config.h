@@ -21,14 +21,14 @@ struct ModelConfig {
   int hidden = 0;
   int query_heads = 0;
   int kv_heads = 0;
-  int dk = 0, dv = 0;        // key and value head_dim
+  int dk = 0, dv = 0;  // key and value head_dim
   int ffn = 0;
   int vocab = 0;
   float rms_epsilon = 1e-5f;
-  int64_t trained_context = 0;    // 0: the file does not say
-  bool tied_output = false;       // the output head is the embedding
-  std::vector<RopeTable> rope;    // [layers]
-  std::string rope_scaling;       // "none", "linear", "yarn", "llama3 factors", as found
+  int64_t trained_context = 0;  // 0: the file does not say
+  bool tied_output = false;     // the output head is the embedding
+  std::vector<RopeTable> rope;  // [layers]
+  std::string rope_scaling;     // "none", "linear", "yarn", "llama3 factors", as found
   std::vector<std::string> warnings;
 
   KvShape kv_shape(int block_tokens) const {

@@ -17,11 +17,12 @@ namespace kvring {
 struct LayerWeights {
   std::vector<float> attention_norm;  // [hidden]
   std::vector<float> ffn_norm;        // [hidden]
-  std::unique_ptr<Linear> qkv;        // out = (query_heads dk) + (kv_heads dk) + (kv_heads dv), in that order
-  std::vector<float> qkv_bias;        // the same length, or empty
-  std::unique_ptr<Linear> output;     // in = query_heads dv
-  std::unique_ptr<Linear> gate_up;    // out = 2 ffn: gate, then up
-  std::unique_ptr<Linear> down;       // in = ffn
+  std::unique_ptr<Linear>
+      qkv;  // out = (query_heads dk) + (kv_heads dk) + (kv_heads dv), in that order
+  std::vector<float> qkv_bias;      // the same length, or empty
+  std::unique_ptr<Linear> output;   // in = query_heads dv
+  std::unique_ptr<Linear> gate_up;  // out = 2 ffn: gate, then up
+  std::unique_ptr<Linear> down;     // in = ffn
 };
 
 struct WeightsOptions {
@@ -34,7 +35,8 @@ struct WeightsOptions {
 class Weights {
  public:
   static absl::StatusOr<std::shared_ptr<const Weights>> Load(std::shared_ptr<const GgufFile> file,
-                                                             const ModelConfig& config, const WeightsOptions& options);
+                                                             const ModelConfig& config,
+                                                             const WeightsOptions& options);
   // out: [hidden] of one token; id in [0, vocab).
   void Embed(int32_t id, float* out) const;
 
