@@ -9,7 +9,7 @@ set -euo pipefail
 ranks=4
 codec=rot4
 text=$KVRING_ROOT/launch/texts/great-expectations-08.txt
-# The model is tiny: of the questions tried, it answers this one rightly with every codec from rot4 up.
+# The model is tiny: of the questions tried, it answers this one rightly with every codec tried (rot3 to f16) and every form of products.
 question="What is the name of the lady in the yellow dress who stopped the clocks?"
 tokens=96
 more=()
