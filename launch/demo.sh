@@ -38,6 +38,6 @@ if ! model=$("$KVRING_ROOT/launch/fetch_model.sh"); then
 fi
 
 say ""
-say "Text: $text ($(wc -c <"$text") bytes). Question: $question"
+say "Text: ${text#"$KVRING_ROOT"/} ($(wc -c <"$text") bytes). Question: $question"
 "$KVRING_ROOT/launch/run_local.sh" "$ranks" run -m "$model" -f "$text" -p "$question" -n "$tokens" --temp 0 --kv "$codec" \
   "${more[@]}"
