@@ -102,8 +102,10 @@ void AttendPage(const AttendArgs& args, const PageView& page, AttendScratch& scr
                            ReadsExact(args, page, positions[last]) == exact)) {
       ++last;
     }
-    exact ? ExactTile(args, page, scratch) : PackedTile(args, page, scratch);
-    AttendRows(args, page, exact, first, last, scratch, partial);
+    if (exact || !args.codec->AttendPacked(args, page, first, last, scratch, partial)) {
+      exact ? ExactTile(args, page, scratch) : PackedTile(args, page, scratch);
+      AttendRows(args, page, exact, first, last, scratch, partial);
+    }
     first = last;
   }
 }

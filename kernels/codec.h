@@ -27,6 +27,10 @@
 
 namespace kvring {
 
+struct AttendArgs;
+struct AttendScratch;
+struct SoftmaxPartial;
+
 struct KvShape {
   int layers = 0;
   int query_heads = 0;
@@ -124,6 +128,14 @@ class Codec {
   // The default copies.
   virtual void PrepareQuery(int layer, int head, const float* state, const float* raw_q,
                             int64_t rows, float* packed_q) const;
+
+  // Attention of rows [first, last) of `args` over the packed form of one page, for codecs that read codes without decoding
+  // a tile (integer dot products, score tables). False: not this codec's way; AttendPages decodes a tile instead.
+  virtual bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first,
+                            int64_t last, AttendScratch& scratch,
+                            const SoftmaxPartial& partial) const {
+    return false;
+  }
 
   // Decoded tiles of a page, fp32. Slots from page.tokens on are zeros; sinks replace the slots they belong to.
   // kt: [dk][block_tokens] (keys as columns), query domain. v: [block_tokens][dv], value domain.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/run_session.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -161,6 +163,8 @@ absl::Status LoadWeights(Session& s, const Job& job) {
   options.math = s.math;
   options.output_head = job.leads();
   KVRING_ASSIGN_OR_RETURN(s.weights, Weights::Load(s.model.file, s.model.config, options));
+  malloc_trim(
+      0);  // what loading used and gave back is not held: the plan starts from what is in use
   return absl::OkStatus();
 }
 

@@ -19,8 +19,9 @@ MemoryPlan PlanMemory(const ModelConfig& config, const Codec& codec, const Shard
     plan.kv_peak =
         std::max(plan.kv_peak, KvPeakBytes(codec, shape, map, slot, tokens, chunk, rule));
   }
-  // A chunk is shared out by blocks: the busiest rank has one block more than its share.
-  const int64_t rows = std::min(chunk, (chunk / map.ranks() + map.block_tokens()));
+  // A chunk is shared out by whole blocks, evenly but for one.
+  const int64_t block = map.block_tokens(), blocks = (chunk + block - 1) / block;
+  const int64_t rows = std::min(chunk, (blocks + map.ranks() - 1) / map.ranks() * block);
   const int64_t rotated =
       rows * config.query_heads * config.dk * static_cast<int64_t>(sizeof(float));
   plan.buffers = Transformer::BufferBytes(config, rows) + rotated +

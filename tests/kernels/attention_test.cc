@@ -336,6 +336,44 @@ TEST(Attention, CompanionsThatSeeMoreOrLessChangeNoBit) {
   }
 }
 
+// A codec that reads its packed pages itself: it is asked for exactly the rows that read packed, and its answer stands.
+class OwnReader final : public PlainCodec {
+ public:
+  using PlainCodec::PlainCodec;
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch&, const SoftmaxPartial& partial) const override {
+    AttendArgs rows = args;
+    rows.pages = {&page, 1};
+    rows.positions = args.positions.subspan(first, last - first);
+    rows.raw_q += first * args.dk;
+    rows.packed_q += first * args.dk;
+    AttendPagesRef(rows, partial.Slice(first, last - first));
+    rows_read += last - first;
+    return true;
+  }
+  mutable int64_t rows_read = 0;
+};
+
+TEST(Attention, ACodecMayReadItsPagesItself) {
+  Case c{.length = 300, .group = 2, .first = 200, .count = 40, .cell = 64};
+  Scene scene(c);
+  const RopeTable rope = MakeRopeTable(RopePairing::kHalfSplit, c.dk, c.dk, 10000.0, {});
+  OwnReader reader(scene.Args().codec->traits(), KvShape{1, c.group, 1, c.dk, c.dv, c.block},
+                   &rope);
+  AttendArgs args = scene.Args();
+  args.codec = &reader;
+  Result own = Attend(args), tiles = Attend(scene.Args());
+  // Queries 200..239 lie in the cell and page of 192: pages 0, 64 and 128 are read packed by all 80 rows.
+  EXPECT_EQ(reader.rows_read, 3 * 80);
+  const int64_t n = scene.rows() * c.dv;
+  for (int64_t i = 0; i < n; ++i) {
+    // Two ways to the same sum of 192 + 48 terms: the reference in double, the tiles in fp32.
+    ASSERT_NEAR(own.view().o[i], tiles.view().o[i],
+                240 * 0x1p-22f * (1 + std::abs(tiles.view().o[i])))
+        << i;
+  }
+}
+
 // What a chunk sees of a page that is still growing equals what it sees of the finished one.
 TEST(Attention, LaterTokensOfAPageChangeNoBit) {
   Case c{.length = 128, .group = 2, .first = 70, .count = 20, .lossless = true};
