@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <tuple>
 
 #include "tests/launch/cli_fixture.h"
 #include "tests/support/paths.h"
@@ -209,6 +210,50 @@ TEST_F(CliTest, DISABLED_LongBookOnFourRanks) {
   EXPECT_EQ(json["warnings"].size(), 1u);
   EXPECT_NEAR(PeakOverPlan(json), 1.0, 0.1);
 }
+
+// The law on the real model: 64 greedy tokens, ranks as threads and as processes, chunks of 1 to the whole prompt.
+class RealModelLaw : public CliTest {
+ protected:
+  void Check(int tokens, const std::vector<std::string>& codecs) {
+    const std::string real = RealModelPath();
+    if (real.empty()) GTEST_SKIP() << "needs the real model: launch/fetch_model.sh gets it";
+    const std::string ids = File("prompt.ids", Numbers(tokens, 40000));
+    for (const std::string& codec : codecs) {
+      const std::vector<std::string> run = {
+          "run", "-m", real, "--ids",  ids,    "-n",     "64", "--ignore-eos", "--kv",
+          codec, "-t", "1",  "--math", "bf16", "--json", "-",  "--quiet"};
+      const auto one = JsonOf(With(run, 1, false, "1M"));
+      for (const auto& [ranks, mpi, chunk] :
+           std::vector<std::tuple<int, bool, std::string>>{{1, false, "37"},
+                                                           {2, true, "512"},
+                                                           {3, false, "64"},
+                                                           {3, true, "37"},
+                                                           {4, true, "1M"},
+                                                           {5, true, "64"},
+                                                           {8, false, "512"},
+                                                           {8, true, "37"},
+                                                           {4, false, tokens > 700 ? "37" : "1"}}) {
+        const auto other = JsonOf(With(run, ranks, mpi, chunk));
+        EXPECT_EQ(other["tokens"], one["tokens"])
+            << codec << ' ' << ranks << (mpi ? " processes" : " threads") << ", chunk " << chunk;
+        EXPECT_EQ(other["logits_hash"], one["logits_hash"])
+            << codec << ' ' << ranks << (mpi ? " processes" : " threads") << ", chunk " << chunk;
+      }
+    }
+  }
+
+ private:
+  ProcessResult With(std::vector<std::string> run, int ranks, bool mpi, const std::string& chunk) {
+    run.insert(run.end(), {"--chunk", chunk});
+    if (mpi) return Mpirun(ranks, run, 1800);
+    run.insert(run.end(), {"--ranks", std::to_string(ranks)});
+    return Kvring(run, 1800);
+  }
+};
+
+TEST_F(RealModelLaw, DISABLED_Long100Tokens) { Check(100, {"f16", "rot4", "rot2", "int4"}); }
+TEST_F(RealModelLaw, DISABLED_Long600Tokens) { Check(600, {"f16", "rot4", "rot2", "int4"}); }
+TEST_F(RealModelLaw, DISABLED_Long3000Tokens) { Check(3000, {"f16", "rot4", "rot2", "int4"}); }
 
 }  // namespace
 }  // namespace kvring
