@@ -115,10 +115,10 @@ TEST_F(CliTest, ThreadsAndProcessesGiveTheSameBits) {
 }
 
 TEST_F(CliTest, MpiFlagStartsProcessesItself) {
-  const auto threads =
-      Json({"run", "-m", model(), "-p", "Hello", "-n", "4", "--ignore-eos", "--ranks", "3"});
-  const auto processes = Json(
-      {"run", "-m", model(), "-p", "Hello", "-n", "4", "--ignore-eos", "--ranks", "3", "--mpi"});
+  const auto threads = Json({"run", "-m", model(), "-p", "Hello", "-n", "4", "--ignore-eos",
+                             "--math", "f32", "--ranks", "3"});
+  const auto processes = Json({"run", "-m", model(), "-p", "Hello", "-n", "4", "--ignore-eos",
+                               "--math", "f32", "--ranks", "3", "--mpi"});
   EXPECT_EQ(threads["logits_hash"], processes["logits_hash"]);
   EXPECT_EQ(processes["ranks"].size(), 3u);
 }
@@ -136,9 +136,9 @@ int Survivors(const std::string& model) {
 
 TEST_F(CliTest, CtrlCEndsAllRanksAtOnce) {
   const std::string text = File("long.txt", Words(1600));
-  std::vector<std::string> run = {"run",          "-m",      model(), "-f",
-                                  text,           "-n",      "1M",    "--beyond-trained",
-                                  "--ignore-eos", "--ranks", "3"};
+  std::vector<std::string> run = {
+      "run",          "-m",     model(), "-f",      text, "-n", "1M", "--beyond-trained",
+      "--ignore-eos", "--math", "f32",   "--ranks", "3"};
   const auto threads = Kvring(run, 60, 1.5);
   EXPECT_EQ(threads.exit_code, 130) << threads.err;
   run.push_back("--mpi");
@@ -150,7 +150,7 @@ TEST_F(CliTest, CtrlCEndsAllRanksAtOnce) {
 TEST_F(CliTest, SampledAnswersDependOnTheSeedAlone) {
   const auto run = [&](const char* seed, const char* ranks) {
     return Json({"run", "-m", model(), "-p", "Hello", "-n", "12", "--ignore-eos", "--temp", "1",
-                 "--top-p", "0.9", "--seed", seed, "--ranks", ranks})["tokens"];
+                 "--top-p", "0.9", "--seed", seed, "--math", "f32", "--ranks", ranks})["tokens"];
   };
   EXPECT_EQ(run("5", "1"), run("5", "3"));
   EXPECT_NE(run("5", "1"), run("6", "1"));
