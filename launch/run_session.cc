@@ -128,7 +128,11 @@ ShardMap MapOf(const Session& s, int ranks) {
   return *ShardMap::Create(ranks, s.flags.model.virtual_shards, s.flags.model.block_tokens, 0);
 }
 
-int64_t PlannedChunk(const Session& s) { return s.chunk > 0 ? s.chunk : Engine::kMaxChunk; }
+// The largest chunk that the engine will cut.
+int64_t PlannedChunk(const Session& s, const Job& job) {
+  const int64_t unit = int64_t{s.flags.model.block_tokens} * job.size();
+  return s.chunk > 0 ? s.chunk : std::max(unit, Engine::kMaxChunk);
+}
 
 // The plan against what this host has left, after the weights are in. Returns bytes for the pages of a rank.
 absl::StatusOr<int64_t> CheckMemory(Session& s, const Job& job, const GlobalOptions& global) {
@@ -136,12 +140,13 @@ absl::StatusOr<int64_t> CheckMemory(Session& s, const Job& job, const GlobalOpti
   const ShardMap map = MapOf(s, job.size());
   const int64_t available = static_cast<int64_t>(
       kMemoryShare * static_cast<double>(AvailableMemoryBytes()) / job.ranks_on_host());
-  const MemoryPlan plan = PlanMemory(config, *s.codec, map, s.total(), PlannedChunk(s), s.rule);
+  const MemoryPlan plan =
+      PlanMemory(config, *s.codec, map, s.total(), PlannedChunk(s, job), s.rule);
   const int64_t declared = s.context > 0                ? s.context
                            : config.trained_context > 0 ? config.trained_context
                                                         : s.total();
-  const int64_t fits = LargestContext(config, *s.codec, map, PlannedChunk(s), s.rule, available,
-                                      std::max(declared, s.total()));
+  const int64_t fits = LargestContext(config, *s.codec, map, PlannedChunk(s, job), s.rule,
+                                      available, std::max(declared, s.total()));
   if (fits < s.total()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("not enough memory: ", Grouped(s.total()), " tokens with --kv ",
@@ -199,9 +204,9 @@ void PrintHead(const Session& s, const Job& job, int threads, const GlobalOption
 // What the fullest process will reach at its peak: what it holds now, and the plan of the ranks inside it. Loading has a peak
 // of its own, which may stay the larger one.
 int64_t PlannedPeak(const Session& s, const Job& job, const std::vector<RankReport>& now) {
-  const int64_t plan =
-      PlanMemory(s.model.config, *s.codec, MapOf(s, job.size()), s.total(), PlannedChunk(s), s.rule)
-          .total();
+  const int64_t plan = PlanMemory(s.model.config, *s.codec, MapOf(s, job.size()), s.total(),
+                                  PlannedChunk(s, job), s.rule)
+                           .total();
   int64_t peak = 0;
   for (const RankReport& rank : now) {
     const int64_t inside = job.processes() ? plan : plan * job.size();

@@ -6,7 +6,7 @@
 namespace kvring {
 namespace {
 
-constexpr int64_t kFirstChunk = 256, kMinChunk = 64;
+constexpr int64_t kFirstChunk = 256;
 constexpr double kStepSeconds = 1.0;
 
 }  // namespace
@@ -41,7 +41,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   return engine;
 }
 
-int64_t Engine::max_chunk() const { return options_.chunk > 0 ? options_.chunk : kMaxChunk; }
+int64_t Engine::max_chunk() const {
+  const int64_t unit = int64_t{options_.block_tokens} * leader_->comm().size();
+  return options_.chunk > 0 ? options_.chunk : std::max(unit, kMaxChunk);
+}
 
 std::vector<int64_t> Engine::ReservedBytes(int64_t tokens) const {
   const KvShape shape = options_.weights->config().kv_shape(options_.block_tokens);
@@ -220,12 +223,15 @@ void Engine::Finish(Running& request, const absl::Status& status, const std::str
   if (request.request.on_done) request.request.on_done(request.id, status, reason);
 }
 
-// Chunks grow or shrink so that a step takes about a second: results do not depend on it, the wait of others does.
+// Chunks grow or shrink so that a step takes about a second: results do not depend on it, the wait of others does. Never below
+// a block a rank, since a rank without rows is idle.
 void Engine::AdaptChunk(int64_t prompt_tokens, double seconds) {
-  if (options_.chunk > 0 || prompt_tokens < kMinChunk || seconds <= 0) return;
+  const int64_t unit = int64_t{options_.block_tokens} * leader_->comm().size();
+  if (options_.chunk > 0 || prompt_tokens < chunk_ / 2 || seconds <= 0) return;
   const double ideal = static_cast<double>(prompt_tokens) * kStepSeconds / seconds;
-  const int64_t rounded = static_cast<int64_t>(ideal) / kMinChunk * kMinChunk;
-  chunk_ = std::clamp(std::clamp(rounded, chunk_ / 2, chunk_ * 2), kMinChunk, kMaxChunk);
+  const int64_t rounded = static_cast<int64_t>(ideal) / unit * unit;
+  const int64_t largest = std::max(unit, kMaxChunk / unit * unit);
+  chunk_ = std::clamp(std::clamp(rounded, chunk_ / 2, chunk_ * 2), unit, largest);
 }
 
 absl::StatusOr<std::vector<RankReport>> Engine::Reports() {
