@@ -61,8 +61,10 @@ std::string Progress::Line(int64_t done, absl::Time now) const {
   const std::string bar =
       bar_ ? absl::StrCat("[", std::string(filled, '#'), std::string(kBarWidth - filled, ' '), "] ")
            : "";
-  return absl::StrFormat("%-9s%s%3.0f %%  %s/%s %s, %.0f a second, %.0f s left", what_, bar,
-                         share * 100, Grouped(done), Grouped(total_), unit_, rate, left);
+  const std::string speed =
+      rate < 10 ? absl::StrFormat("%.2f", rate) : absl::StrFormat("%.0f", rate);
+  return absl::StrFormat("%-9s%s%3.0f %%  %s/%s %s, %s a second, %.0f s left", what_, bar,
+                         share * 100, Grouped(done), Grouped(total_), unit_, speed, left);
 }
 
 void Progress::Update(int64_t done) {
