@@ -86,9 +86,9 @@ class RankKv : public KvBackend {
   std::vector<StepSlice> slices_;
   std::vector<AttentionSlice> attention_slices_;
   Batch batch_;
-  std::vector<float> angles_;  // [rows][planes][2] of angles_layer_'s table
+  std::vector<float> angles_;  // [rows][planes][2] of angles_table_
   const RopeTable* angles_table_ = nullptr;
-  std::vector<float> rotated_, gathered_;
+  std::vector<float> rotated_;
 };
 
 }  // namespace kvring

@@ -50,6 +50,9 @@ absl::StatusOr<Slice> FromProto(const v1::Slice& slice) {
         absl::StrCat("step plan: attention scheme ", slice.scheme(), " is not built"));
   }
   out.mean_exchange = slice.mean_exchange();
+  if (slice.want() < v1::Slice::WANT_NOTHING || slice.want() > v1::Slice::WANT_ALL) {
+    return absl::InvalidArgumentError(absl::StrCat("step plan: unknown want ", slice.want()));
+  }
   out.want = static_cast<Want>(slice.want());
   return out;
 }

@@ -41,6 +41,8 @@ TEST(StepPlanTest, RefusesWhatThisBuildCannotRun) {
   // Field 5 (a slice) holding field 4 (scheme) = 3, pass-KV.
   EXPECT_EQ(ParsePlan(std::string("\x2a\x02\x20\x03", 4)).status().code(),
             absl::StatusCode::kUnimplemented);
+  // Scheme 2 (gather-Q) and field 6 (want) = 9.
+  EXPECT_FALSE(ParsePlan(std::string("\x2a\x04\x20\x02\x30\x09", 6)).ok());
   // A slice without a scheme is no slice.
   EXPECT_FALSE(ParsePlan(std::string("\x2a\x00", 2)).ok());
 }
