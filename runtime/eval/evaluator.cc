@@ -116,6 +116,7 @@ EvalRow Summarize(const EvalOptions& o, Candidate& c) {
 }
 
 absl::Status CheckOptions(const EvalOptions& o, const std::vector<int32_t>& ids) {
+  if (o.codecs.empty()) return absl::InvalidArgumentError("--kv names no codec");
   if (o.window < 2)
     return absl::InvalidArgumentError(absl::StrCat("--window ", o.window, ": at least 2 tokens"));
   if (o.windows < 1)

@@ -57,6 +57,7 @@ TEST_F(CliTest, EvalRefusesWhatTheTextCannotGive) {
   ExpectRefused(Kvring({"eval", "-m", model(), "-f", text, "--window", "256"}),
                 {"16 windows of 256", "tokens"});
   ExpectRefused(Kvring({"eval", "-m", model(), "-f", text, "--window", "1"}), {"--window 1"});
+  ExpectRefused(Kvring({"eval", "-m", model(), "-f", text, "--kv", ";"}), {"--kv names no codec"});
   ExpectRefused(Kvring({"eval", "-m", model(), "-f", text, "--kv", "f16,none", "--window", "4",
                         "--windows", "1"}),
                 {"none"});
