@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/codec_tables.h"
 #include "kernels/error.h"
 #include "kernels/half.h"
 #include "kernels/rope.h"
@@ -57,6 +58,13 @@ struct CodecTraits {
   int prefix_tokens =
       0;  // kPrefix: tokens after which the sequence state is frozen; a multiple of the block
   int dk = 0, dv = 0;  // head sizes that this codec was made for
+  // Parity forms alone (KVQuant's per-token scale, its exact container): a head's page is read together with the page of KV
+  // head 0 of the same block (PageView::shared), and that one grows with what is stored. Such pages are never sent by a ring.
+  bool shared_page = false;
+  bool growing_page =
+      false;  // the page of KV head 0 may need more than PageSize: SharedPageBytes says how much
+  uint64_t tables_hash =
+      0;  // of the calibrated tables; pages of other tables cannot be read. 0: none
 
   bool page_scoped() const { return k_scope == ParamScope::kPage || v_scope == ParamScope::kPage; }
 };
@@ -70,6 +78,7 @@ struct PageBytes {
 // encoded, `exact_*` after its cell has closed, `sink_*` outside the first block.
 struct PageView {
   const uint8_t* packed = nullptr;  // K part, then V part
+  const uint8_t* shared = nullptr;  // packed page of KV head 0 of this block; set when `packed` is
   const Half* exact_k = nullptr;    // [tokens][exact_k_stride], key domain
   const Half* exact_v = nullptr;    // [tokens][exact_v_stride], value domain
   const Half* sink_k =
@@ -100,7 +109,8 @@ struct EncodeArgs {
   uint8_t* const* pages =
       nullptr;  // [kv_heads] K part then V part; slots outside [first, first+count) stay as they are
   int64_t* saturated =
-      nullptr;  // += values that the code could not represent in range; may be null
+      nullptr;                  // += values that the code could not represent in range; may be null
+  int64_t* overflow = nullptr;  // += outliers that found no slot (they saturate); may be null
 };
 
 class Codec {
@@ -123,6 +133,12 @@ class Codec {
   virtual void FinishOutput(int layer, int head, float* o, int64_t rows) const {}
 
   virtual Error Encode(const EncodeArgs& args) const = 0;
+
+  // traits().growing_page: bytes that the page of KV head 0 must have before Encode(args), at least PageSize(layer, 0). The
+  // caller grows the page, keeping its bytes and zeroing the new ones. args.pages hold the pages as they are now.
+  virtual int64_t SharedPageBytes(const EncodeArgs& args) const {
+    return PageSize(args.layer, 0).total();
+  }
 
   // packed_q = raw_q in the query domain; [rows][dk] each, raw_q after RoPE. state: [StateFloats()] of this (layer, head).
   // The default copies.
@@ -150,6 +166,7 @@ struct CodecOptions {
   KvShape shape;
   std::vector<const RopeTable*> rope;  // [layers], outlive the codec
   std::vector<std::string> flags;
+  std::shared_ptr<const CodecTables> tables;  // null: no calibration at hand
 };
 
 struct CodecMade {
@@ -164,6 +181,8 @@ struct CodecRow {
   const char* flags;    // accepted options, comma-separated
   CodecMade (*make)(const CodecRow& row, const CodecOptions& options);
   int bits;
+  double outliers = 0;  // share of a vector's elements that are kept apart (nuq), half in each tail
+  bool calibrated = false;  // needs CodecOptions::tables
 };
 std::span<const CodecRow> AllCodecs();
 const CodecRow* FindCodec(const std::string& name);  // null when there is none

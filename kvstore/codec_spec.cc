@@ -31,7 +31,8 @@ absl::Status UnknownCodec(const std::string& spec, const std::string& name) {
 
 absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(const std::string& spec,
                                                        const KvShape& shape,
-                                                       const std::vector<const RopeTable*>& rope) {
+                                                       const std::vector<const RopeTable*>& rope,
+                                                       std::shared_ptr<const CodecTables> tables) {
   if (KeysAndValuesApart(spec)) {
     return absl::UnimplementedError(
         absl::StrCat("'", spec,
@@ -45,10 +46,16 @@ absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(const std::string& spec,
   CodecOptions options;
   options.shape = shape;
   options.rope = rope;
+  options.tables = std::move(tables);
   options.flags.assign(parts.begin() + 1, parts.end());
   CodecMade made = row->make(*row, options);
   if (made.codec == nullptr) return absl::InvalidArgumentError(made.error);
   return std::shared_ptr<const Codec>(std::move(made.codec));
+}
+
+bool NeedsCalibration(const std::string& spec) {
+  const CodecRow* const row = FindCodec(spec.substr(0, spec.find(':')));
+  return row != nullptr && row->calibrated;
 }
 
 std::vector<std::string> SplitCodecList(const std::string& list) {

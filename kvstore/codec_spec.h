@@ -12,10 +12,13 @@
 namespace kvring {
 
 // A codec for this shape, or INVALID_ARGUMENT naming the unknown part and listing what exists (F13: or the head size).
-// rope: [layers], outlive the codec.
-absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(const std::string& spec,
-                                                       const KvShape& shape,
-                                                       const std::vector<const RopeTable*>& rope);
+// rope: [layers], outlive the codec. tables: of a calibration file, for codecs that need them.
+absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(
+    const std::string& spec, const KvShape& shape, const std::vector<const RopeTable*>& rope,
+    std::shared_ptr<const CodecTables> tables = nullptr);
+
+// The codec is known and its table row says that it needs calibrated tables. False for unknown names.
+bool NeedsCalibration(const std::string& spec);
 
 // Splits a list: ';' always separates, ',' where no value has "k=" or "v=".
 std::vector<std::string> SplitCodecList(const std::string& list);

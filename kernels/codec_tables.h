@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calibrated tables of a model as codecs see them: named fp32 tensors. kvstore reads and writes them as files.
+//
+// Names are "<table id>/<tensor>". A table id is a codec's name with those options that change its tables, in the codec's
+// order: "nuq3-1%", "nuq3-1%:post-rope:qnorm". One file may hold the tables of many codecs.
+//
+// Tensors of nuq (L layers, H KV heads, C = 2^bits; normalized units of kvquant spec 2):
+//   k_lo, k_hi   [L][H*dk]  thresholds per key channel (not with token-keys)
+//   v_lo, v_hi   [L][H*dv]  the same for values, with channel-values alone
+//   k_cent       [L][C]     ascending; keys' datatype
+//   v_cent       [L][C]     values' datatype where the scale belongs to a (token, head)
+//   v_cent_token [L][C]     values' datatype where the scale belongs to a token over all heads
+//   k_decode, v_decode, v_decode_token [L][C]: what codes decode to, with qnorm; absent: the centroids
+//   k_slots, v_slots [L][H] outlier slots of one page of that head, for blocks of block_tokens (a [1] tensor)
+//   k_outliers, v_outliers [L][H]: mean outliers of a token seen in calibration (sizes the exact container)
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace kvring {
+
+struct CodecTable {
+  std::vector<int64_t> shape;
+  std::vector<float> values;  // product of shape
+};
+
+// Immutable once shared; thread-safe.
+struct CodecTables {
+  std::map<std::string, CodecTable> tensors;
+  uint64_t hash = 0;  // of all tensors, as the file states it
+
+  // Null when absent.
+  const CodecTable* Find(const std::string& name) const {
+    const auto it = tensors.find(name);
+    return it == tensors.end() ? nullptr : &it->second;
+  }
+};
+
+}  // namespace kvring

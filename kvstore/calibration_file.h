@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// A calibration artifact: the tables of one or many codecs for one model, self-describing (kvquant spec 2).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/codec.h"
+#include "kernels/codec_tables.h"
+#include "runtime/base/status.h"
+
+namespace kvring {
+
+inline constexpr int kCalibrationVersion = 1;
+
+struct CalibrationInfo {
+  int version = kCalibrationVersion;
+  std::string model_name;
+  std::string model_hash;           // ModelFingerprint of the model's file, hex
+  std::vector<std::string> codecs;  // table ids
+  std::vector<std::string> texts;   // names of the calibration texts
+  std::string text_hash;  // XXH3-128 of the token ids of all windows, little-endian int32, hex
+  int64_t windows = 0, window = 0, seed = 0, sinks = 0, served_context = 0;
+  KvShape shape;
+  std::string
+      rope;  // of layer 0: "interleaved, 32 planes, base ..", with a hash of all frequencies
+  double loss = 0.0;  // mean nats of the windows
+};
+
+struct Calibration {
+  CalibrationInfo info;
+  std::shared_ptr<const CodecTables> tables;
+};
+
+absl::Status WriteCalibration(const Calibration& calibration, const std::string& path);
+
+// DATA_LOSS, INVALID_ARGUMENT: the file is damaged or of another kind or version.
+absl::StatusOr<Calibration> ReadCalibration(const std::string& path);
+
+// FAILED_PRECONDITION, naming both sides, when the artifact was made for another model, shape or frequencies.
+absl::Status CheckCalibration(const Calibration& calibration, const std::string& path,
+                              const std::string& model_hash, const KvShape& shape,
+                              const std::vector<const RopeTable*>& rope);
+
+// "interleaved, 32 planes, frequencies 1 .. 1.4e-05, hash .." of all layers.
+std::string DescribeRope(const std::vector<const RopeTable*>& rope);
+
+}  // namespace kvring

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// One-dimensional weighted k-means on a histogram, solved exactly by dynamic programming over bin borders with monotone
+// splits, O(C B log B) (kvquant spec 3.3; Wu 1991, Gronlund et al. arXiv:1701.07204). Deterministic, one thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvring {
+
+// Bins of equal width over [-1, 1]; weight and weighted sum of the elements in each, double.
+struct WeightedHistogram {
+  explicit WeightedHistogram(int bins) : weight(bins), sum(bins) {}
+  void Add(double u, double w);  // u is clamped to [-1, 1]
+  std::vector<double> weight, sum;
+};
+
+// Centroids for 2^b clusters, strictly ascending, for every asked number of clusters at once (ascending, at most 256). With
+// fewer distinct elements than clusters the widest are split so that centroids stay strictly ascending. No weight at all:
+// an even grid.
+std::vector<std::vector<float>> WeightedKMeans(const WeightedHistogram& histogram,
+                                               std::span<const int> clusters);
+
+// J = sum of w (u - nearest centroid)^2 up to a constant that does not depend on the centroids: elements of a bin are
+// taken at their mean. For tests and notes.
+double WeightedDistortion(const WeightedHistogram& histogram, std::span<const float> centroids);
+
+}  // namespace kvring
