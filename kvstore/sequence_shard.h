@@ -42,6 +42,7 @@ struct AppendRows {
 // What the cache could not represent, counted (never wrapped).
 struct KvCounters {
   int64_t saturated = 0;  // codec values out of range
+  int64_t overflow = 0;   // outliers that found no slot; also part of `saturated`
   int64_t clamped = 0;    // rows' numbers beyond fp16
 };
 
@@ -84,7 +85,9 @@ class SequenceShard {
 
   virtual int64_t bytes()
       const = 0;  // slots held by this shard, shared ones counted in full, plus sequence state
+  virtual int64_t page_bytes() const = 0;  // of bytes(): the pages
   virtual const KvCounters& counters() const = 0;
+  virtual const std::vector<KvCounters>& layer_counters() const = 0;  // [layers]: where drift shows
 };
 
 // Bytes that a sequence of `length` tokens takes on `slot`, exactly as the shard allocates: pages, exact rows that the rule

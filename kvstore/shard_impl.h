@@ -42,7 +42,9 @@ class SequenceShardImpl final : public SequenceShard {
   absl::StatusOr<std::unique_ptr<SequenceShard>> Fork(int64_t length) const override;
   absl::Status Truncate(int64_t length) override;
   int64_t bytes() const override { return bytes_; }
+  int64_t page_bytes() const override { return page_bytes_; }
   const KvCounters& counters() const override { return counters_; }
+  const std::vector<KvCounters>& layer_counters() const override { return layer_counters_; }
 
   // For shard_io: where a virtual shard lies in this rank's run, INVALID_ARGUMENT when it lives elsewhere; and the whole
   // sequence's state from its fp16 bytes, FAILED_PRECONDITION when there is one.
@@ -160,8 +162,9 @@ class SequenceShardImpl final : public SequenceShard {
   SlotSizes sizes_;
   std::vector<Layer> layers_;
   std::vector<float> no_sums_;  // [kv_heads * SumFloats()] zeros
-  int64_t length_ = 0, bytes_ = 0;
+  int64_t length_ = 0, bytes_ = 0, page_bytes_ = 0;
   KvCounters counters_;
+  std::vector<KvCounters> layer_counters_;
 
   // Angles of the last Append: a step appends the same positions in every layer, and most models have one table.
   const RopeTable* angles_table_ = nullptr;
