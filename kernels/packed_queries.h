@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queries as the attention by integer dot products reads them: made once for all pages of a call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvring {
+
+// How AttendPages reads packed pages of codecs that have both ways: decoded to fp32 tiles, or by integer dot products.
+enum class AttentionMath : uint8_t { kTile, kInt8 };
+
+struct PackedQueries {
+  int64_t rows = 0;
+  int dk = 0;
+  int planes = 0;  // rotated planes of the bias; 0: no bias
+  int stride = 0;  // planes rounded up to 16, zeros behind
+  // Scores: [rows][dk], in the order in which the codec's codes come apart; what a step of each row stands for, and 128 times
+  // the sum of its bytes.
+  std::vector<int8_t> q;
+  std::vector<float> q_scale;
+  std::vector<int32_t> q_sum;
+  // Bias of position n, sum over planes of re cos(n theta) + im sin(n theta): [rows][2][stride] re, im in steps of z_scale
+  // that keep every sum of products in 31 bits; plus the constant of channels that are not rotated.
+  std::vector<float> z;
+  std::vector<float> z_scale, constant;  // [rows]
+};
+
+// Buffers of one thread.
+struct PackedScratch {
+  std::vector<uint32_t> words;
+};
+
+}  // namespace kvring
