@@ -26,9 +26,25 @@ struct PackedQueries {
   std::vector<float> z_scale, constant;  // [rows]
 };
 
+// Places in a thread's scratch for the rows that go through a page together, for the sizes that they were made for.
+struct PackedRoom {
+  int dk = 0, dv = 0, stride = -1;
+  uint32_t *keys = nullptr, *values = nullptr;  // unpacked levels [dk / 4][64], [16][dv]
+  int32_t* scores = nullptr;                    // [rows][64]
+  int32_t *even = nullptr, *odd = nullptr;      // [rows][32]: parts of the bias
+  int32_t* sums = nullptr;                      // [rows][dv]
+  float* logits = nullptr;                      // [rows][64], then weights
+  uint8_t* weights = nullptr;                   // [rows][64]
+  uint32_t *re = nullptr, *im = nullptr;        // [rows][stride / 2] pairs of int16
+};
+
 // Buffers of one thread.
 struct PackedScratch {
+  PackedScratch() = default;
+  PackedScratch(const PackedScratch&) {}  // places are the copy's own: made again when needed
+  PackedScratch& operator=(const PackedScratch&) = delete;
   std::vector<uint32_t> words;
+  PackedRoom room;
 };
 
 }  // namespace kvring

@@ -47,20 +47,21 @@ PageTurns::PageTurns(const RopeTable& table, int block_tokens)
     for (int64_t n = 0; n < int64_t{1} << kBits[i]; ++n) {
       float* const entry = digit_[i].data() + n * 2 * stride_;
       for (int p = 0; p < planes_; ++p) {
-        const SinCosResult angle = SinCos(static_cast<double>(n * unit) * inv_freq_[p]);
+        const double middle = i == 0 ? 0.5 * (block_ - 1) : 0.0;
+        const SinCosResult angle = SinCos((static_cast<double>(n * unit) + middle) * inv_freq_[p]);
         entry[p] = static_cast<float>(angle.cos);
         entry[stride_ + p] = static_cast<float>(angle.sin);
       }
     }
     unit <<= kBits[i];
   }
-  offsets_.resize(static_cast<size_t>(planes_) * block_ * 2);
+  offsets_.assign(static_cast<size_t>(stride_) * block_, 0);
   for (int p = 0; p < planes_; ++p) {
-    for (int t = 0; t < block_; ++t) {
-      const SinCosResult angle = SinCos(t * inv_freq_[p]);
-      int16_t* const pair = offsets_.data() + (p * block_ + t) * 2;
-      pair[0] = static_cast<int16_t>(std::lround(angle.cos * 32767.0));
-      pair[1] = static_cast<int16_t>(std::lround(angle.sin * 32767.0));
+    for (int k = 0; k < block_ / 2; ++k) {
+      const SinCosResult angle = SinCos((k + 0.5) * inv_freq_[p]);
+      offsets_[At(p, k)] = static_cast<int16_t>(std::lround(angle.cos * 32767.0));
+      offsets_[offsets_.size() / 2 + At(p, k)] =
+          static_cast<int16_t>(std::lround(angle.sin * 32767.0));
     }
   }
 }
@@ -73,8 +74,10 @@ bool PageTurns::Turn(int64_t begin, float* turn) const {
     page >>= kBits[i];
   }
   if (page != 0) return false;
-  HWY_DYNAMIC_DISPATCH(MultiplyTurns)(entry[1], entry[2], stride_, turn);
-  HWY_DYNAMIC_DISPATCH(MultiplyTurns)(entry[0], turn, stride_, turn);
+  // The last digit is 0 below a million tokens, and a product with 1 changes no number.
+  HWY_DYNAMIC_DISPATCH(MultiplyTurns)(entry[0], entry[1], stride_, turn);
+  if (entry[2] != digit_[2].data())
+    HWY_DYNAMIC_DISPATCH(MultiplyTurns)(turn, entry[2], stride_, turn);
   return true;
 }
 

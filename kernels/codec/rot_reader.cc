@@ -61,7 +61,7 @@ bool RotReader::Attend(const AttendArgs& args, const PageView& view, int64_t fir
   page.v_words = view.packed + options_.k_bytes;
   page.v_scales = page.v_words + options_.v_word_bytes;
   page.next = NextPage(args, view);
-  page.offsets = turns.offsets();
+  page.cosines = turns.cosines();
   page.turn = turn;
   page.begin = view.begin;
   page.first = std::min(view.sinks, view.tokens);

@@ -25,18 +25,9 @@ inline constexpr int64_t kPackedGroup = 12;
 // Up to here codes are taken from the page's words by every pass over rows; beyond, a page is unpacked once.
 inline constexpr int64_t kFusedRows = 4;
 
-// Parts of a thread's scratch, each on whole cache lines.
-struct PackedRoom {
-  uint32_t *keys, *values;        // unpacked levels [dk / 4][64], [16][dv]
-  int32_t *scores, *bias, *sums;  // [kPackedGroup][64], the same, [kPackedGroup][dv]
-  uint32_t* z;                    // [kPackedGroup][stride] pairs of int16
-  uint8_t* weights;               // [kPackedGroup][64]
-  float* logits;                  // [64]
-};
-
 struct RowStep {
   int end = 0;  // slots [page.first, end) are seen; none when end <= page.first
-  float alpha = 1.0f, step = 0.0f;
+  float m = 0.0f, alpha = 1.0f, step = 0.0f;
 };
 
 }  // namespace kvring
@@ -45,6 +36,7 @@ struct RowStep {
 HWY_BEFORE_NAMESPACE();
 namespace kvring::HWY_NAMESPACE {
 
+constexpr int kHalf = kPackedBlock / 2;
 constexpr int kParts =
     kPackedBlock / static_cast<int>(hn::MaxLanes(F32()));  // registers of a page's slots
 
@@ -108,21 +100,22 @@ HWY_INLINE void StoreInOrder(int bits, const uint8_t* x, uint8_t* to, int64_t n)
     hn::StoreU(hn::TableLookupBytes(hn::LoadU(d, x + i), order), d, to + i);
 }
 
-// z of some rows, turned to slot 0's position and rounded: pairs (re, im) of int16.
+// z of some rows, turned to the page's middle and rounded to int16: re, im [rows][stride].
 void TurnToPage(const PackedQueries& q, int64_t first, int64_t rows, const float* turn,
-                uint32_t* out) {
+                uint32_t* re_out, uint32_t* im_out) {
   const F32 d;
-  const I32 di;
+  const hn::Rebind<int16_t, I32> d16;
   const int64_t stride = q.stride;
-  for (int64_t r = 0; r < rows; ++r) {
+  int16_t *re_to = reinterpret_cast<int16_t*>(re_out), *im_to = reinterpret_cast<int16_t*>(im_out);
+  for (int64_t r = 0; r < rows; ++r, re_to += stride, im_to += stride) {
     const float* const z = q.z.data() + (first + r) * 2 * stride;
     for (int64_t p = 0; p < stride; p += static_cast<int64_t>(hn::Lanes(d))) {
       const auto re = hn::LoadU(d, z + p), im = hn::LoadU(d, z + stride + p);
       const auto c = hn::LoadU(d, turn + p), s = hn::LoadU(d, turn + stride + p);
       const auto a = hn::NearestInt(hn::MulAdd(im, s, hn::Mul(re, c)));
       const auto b = hn::NearestInt(hn::NegMulAdd(re, s, hn::Mul(im, c)));
-      const auto pair = hn::Or(hn::And(a, hn::Set(di, 0xffff)), hn::ShiftLeft<16>(b));
-      hn::StoreU(hn::BitCast(U32(), pair), U32(), out + r * stride + p);
+      hn::StoreU(hn::DemoteTo(d16, a), d16, re_to + p);
+      hn::StoreU(hn::DemoteTo(d16, b), d16, im_to + p);
     }
   }
 }
@@ -166,76 +159,120 @@ struct PageStep {
     return t;
   }
 
-  // Logits of row r (of the group) and what softmax makes of them, masked to the slots it sees.
-  void Logits(int64_t r, int end, F32V* s) const {
+  // s = logits of row r (of the group); slots that it does not see are -inf. What the row's maximum becomes.
+  float Logits(int64_t r, int end, float old_m, float* s) const {
     const F32 d;
     const PackedQueries& q = *rows.queries;
     const int64_t row = rows.first + group_first + r;
     const F32V step = hn::Set(d, form.unit * q.q_scale[row]);
-    const F32V z_step = hn::Set(d, q.planes > 0 ? q.z_scale[row] : 0.0f);
-    const F32V constant = hn::Set(d, q.planes > 0 ? q.constant[row] : 0.0f);
-    const int32_t *scores = room.scores + r * kPackedBlock, *bias = room.bias + r * kPackedBlock;
+    F32V top = hn::Set(d, old_m), x[kParts];
+    Bias(r, row, x);
     for (int i = 0; i < kParts; ++i) {
-      const int64_t at = i * static_cast<int64_t>(hn::Lanes(d));
-      F32V b = constant;
-      if (q.planes > 0) b = hn::MulAdd(hn::ConvertTo(d, hn::LoadU(I32(), bias + at)), z_step, b);
-      const F32V sum = hn::ConvertTo(d, hn::LoadU(I32(), scores + at));
-      s[i] = hn::MulAdd(sum, hn::Mul(k_scale[i], step), b);
+      const F32V sum = hn::ConvertTo(d, hn::LoadU(I32(), room.scores + r * kPackedBlock + At(i)));
+      x[i] = hn::MulAdd(sum, hn::Mul(k_scale[i], step), x[i]);
+      hn::StoreU(x[i], d, s + At(i));
     }
     if (rows.scores != nullptr) {
-      for (int i = 0; i < kParts; ++i) hn::StoreU(s[i], d, room.logits + i * hn::Lanes(d));
-      rows.scores->AddScores(row, page.begin + page.first, end - page.first,
-                             room.logits + page.first);
+      rows.scores->AddScores(row, page.begin + page.first, end - page.first, s + page.first);
     }
-    if (page.first == 0 && end == kPackedBlock) return;
-    const F32V low = hn::Set(d, static_cast<float>(page.first));
-    const F32V high = hn::Set(d, static_cast<float>(end));
-    const F32V never = hn::Set(d, -std::numeric_limits<float>::infinity());
-    for (int i = 0; i < kParts; ++i) {
-      const F32V slot = hn::Iota(d, static_cast<float>(i * hn::Lanes(d)));
-      s[i] = hn::IfThenElse(hn::And(hn::Ge(slot, low), hn::Lt(slot, high)), s[i], never);
+    if (page.first > 0 || end < kPackedBlock) {
+      const F32V low = hn::Set(d, static_cast<float>(page.first));
+      const F32V high = hn::Set(d, static_cast<float>(end));
+      const F32V never = hn::Set(d, -std::numeric_limits<float>::infinity());
+      for (int i = 0; i < kParts; ++i) {
+        const F32V slot = hn::Iota(d, static_cast<float>(At(i)));
+        x[i] = hn::IfThenElse(hn::And(hn::Ge(slot, low), hn::Lt(slot, high)), x[i], never);
+        hn::StoreU(x[i], d, s + At(i));
+      }
+    }
+    for (int i = 0; i < kParts; ++i) top = hn::Max(top, x[i]);
+    return hn::GetLane(hn::MaxOfLanes(d, top));
+  }
+
+  // b = the bias of each slot: even and odd parts about the page's middle, their sum after it and their difference before it.
+  HWY_INLINE void Bias(int64_t r, int64_t row, F32V* b) const {
+    const F32 d;
+    const PackedQueries& q = *rows.queries;
+    if (q.planes == 0) {
+      for (int i = 0; i < kParts; ++i) b[i] = hn::Zero(d);
+      return;
+    }
+    const F32V step = hn::Set(d, q.z_scale[row]), constant = hn::Set(d, q.constant[row]);
+    const int32_t *even = room.even + r * kHalf, *odd = room.odd + r * kHalf;
+    for (int i = 0; i < kParts / 2; ++i) {
+      const I32V e = hn::LoadU(I32(), even + At(i)), o = hn::LoadU(I32(), odd + At(i));
+      b[kParts / 2 + i] = hn::MulAdd(hn::ConvertTo(d, hn::Add(e, o)), step, constant);
+      b[kParts / 2 - 1 - i] =
+          hn::Reverse(d, hn::MulAdd(hn::ConvertTo(d, hn::Sub(e, o)), step, constant));
     }
   }
 
-  RowStep Weigh(int64_t r, int end) const {
+  // Logits of row r to weights p_n s_n; l takes their sum before the values' scales come in. The largest weight.
+  float Weights(const RowStep& step, int64_t r, float* s) const {
     const F32 d;
-    const int64_t row = group_first + r;
-    float *m = rows.partial.m + row, *l = rows.partial.l + row;
-    RowStep step;
-    step.end = end;
-    if (*l == 0.0f) std::fill_n(rows.partial.o + row * form.dv, form.dv, 0.0f);
-    F32V s[kParts];
-    Logits(r, end, s);
-    const float old_m = *l == 0.0f ? -std::numeric_limits<float>::infinity() : *m;
-    F32V top = hn::Set(d, old_m);
-    for (int i = 0; i < kParts; ++i) top = hn::Max(top, s[i]);
-    const float new_m = hn::GetLane(hn::MaxOfLanes(d, top));
-    const F32V shift = hn::Set(d, new_m);
     constexpr int kRegisters = static_cast<int>(16 / hn::MaxLanes(F32()));
     F32V sum[kRegisters];
     F32V most = hn::Zero(d);
+    const F32V shift = hn::Set(d, step.m);
     for (int i = 0; i < kParts; ++i) {
-      s[i] = Exp2Vec(d, hn::Sub(s[i], shift));
-      sum[i % kRegisters] = i < kRegisters ? s[i] : hn::Add(sum[i % kRegisters], s[i]);
-      s[i] = hn::Mul(s[i], v_scale[i]);
-      most = hn::Max(most, s[i]);
+      const F32V p = Exp2Vec(d, hn::Sub(hn::LoadU(d, s + At(i)), shift));
+      sum[i % kRegisters] = i < kRegisters ? p : hn::Add(sum[i % kRegisters], p);
+      const F32V weight = hn::Mul(p, v_scale[i]);
+      hn::StoreU(weight, d, s + At(i));
+      most = hn::Max(most, weight);
     }
-    const float largest = hn::GetLane(hn::MaxOfLanes(d, most));
+    float* const l = rows.partial.l + group_first + r;
+    *l = *l * step.alpha + SumVirtual(sum);
+    return hn::GetLane(hn::MaxOfLanes(d, most));
+  }
+
+  // Weights to bytes in steps of largest / 255.
+  float Round(const float* s, float largest, uint8_t* to) const {
+    const F32 d;
+    const hn::Rebind<uint8_t, I32> d8;
     // Weights that small add nothing; and 255 over them would leave fp32's range.
     const bool any = largest >= 0x1p-100f;
     const F32V inverse = hn::Set(d, any ? 255.0f / largest : 0.0f);
-    step.step = any ? largest / 255.0f * form.unit : 0.0f;
-    alignas(64) uint8_t bytes[kPackedBlock];
     for (int i = 0; i < kParts; ++i) {
-      const hn::Rebind<uint8_t, I32> d8;
-      hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(hn::Mul(s[i], inverse))), d8,
-                 bytes + i * hn::Lanes(d));
+      const auto level = hn::NearestInt(hn::Mul(hn::LoadU(d, s + At(i)), inverse));
+      hn::StoreU(hn::DemoteTo(d8, level), d8, to + At(i));
     }
-    StoreInOrder(form.bits, bytes, room.weights + r * kPackedBlock, kPackedBlock);
-    step.alpha = Exp2(old_m - new_m);
-    *m = new_m;
-    *l = *l * step.alpha + SumVirtual(sum);
-    return step;
+    StoreInOrder(form.bits, to, to, kPackedBlock);
+    return any ? largest / 255.0f * form.unit : 0.0f;
+  }
+
+  // Each step for all rows before the next step: rows wait for no chain but their own.
+  void Softmax(int64_t count, RowStep* steps) const {
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t row = group_first + r;
+      const int64_t seen = rows.positions[row] - page.begin + 1;
+      steps[r].end = static_cast<int>(std::min<int64_t>(page.tokens, seen));
+      if (!Sees(steps[r])) continue;
+      float *m = rows.partial.m + row, *l = rows.partial.l + row;
+      if (*l == 0.0f) {
+        *m = -std::numeric_limits<float>::infinity();
+        std::fill_n(rows.partial.o + row * form.dv, form.dv, 0.0f);
+      }
+      steps[r].m = Logits(r, steps[r].end, *m, room.logits + r * kPackedBlock);
+      steps[r].alpha = Exp2(*m - steps[r].m);
+      *m = steps[r].m;
+    }
+    float largest[kPackedGroup];
+    for (int64_t r = 0; r < count; ++r)
+      if (Sees(steps[r])) largest[r] = Weights(steps[r], r, room.logits + r * kPackedBlock);
+    for (int64_t r = 0; r < count; ++r) {
+      uint8_t* const to = room.weights + r * kPackedBlock;
+      if (Sees(steps[r])) {
+        steps[r].step = Round(room.logits + r * kPackedBlock, largest[r], to);
+      } else {
+        std::fill_n(to, kPackedBlock, uint8_t{0});
+      }
+    }
+  }
+
+  bool Sees(const RowStep& step) const { return step.end > page.first; }
+  static constexpr int64_t At(int64_t part) {
+    return part * static_cast<int64_t>(hn::MaxLanes(F32()));
   }
 
   void AddValues(int64_t r, const RowStep& step) const {
@@ -253,16 +290,20 @@ struct PageStep {
     const PackedQueries& q = *rows.queries;
     const int64_t row = rows.first + group_first;
     if (q.planes > 0) {
-      TurnToPage(q, row, count, page.turn, room.z);
+      TurnToPage(q, row, count, page.turn, room.re, room.im);
       DotArgs bias;
-      bias.words = reinterpret_cast<const uint32_t*>(page.offsets);
-      bias.stride = kPackedBlock;
-      bias.groups = q.planes;
-      bias.a = room.z;
-      bias.lda = q.stride;
-      bias.out = room.bias;
-      bias.ldo = kPackedBlock;
-      Dot<DotKind::kBias, kReady>(bias, kPackedBlock, count);
+      bias.stride = kHalf;
+      bias.groups = q.stride / 2;
+      bias.lda = q.stride / 2;
+      bias.ldo = kHalf;
+      bias.words = reinterpret_cast<const uint32_t*>(page.cosines);
+      bias.a = room.re;
+      bias.out = room.even;
+      Dot<DotKind::kBias, kReady>(bias, kHalf, count);
+      bias.words += bias.groups * kHalf;
+      bias.a = room.im;
+      bias.out = room.odd;
+      Dot<DotKind::kBias, kReady>(bias, kHalf, count);
     }
     DotArgs keys = Side(page.k_words, kPackedBlock, form.dk);
     if (!fused) keys.words = room.keys;
@@ -278,15 +319,7 @@ struct PageStep {
     group_first = first;
     Scores(count);
     RowStep steps[kPackedGroup];
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t seen = rows.positions[first + r] - page.begin + 1;
-      const int end = static_cast<int>(std::min<int64_t>(page.tokens, seen));
-      if (end > page.first) {
-        steps[r] = Weigh(r, end);
-      } else {
-        std::fill_n(room.weights + r * kPackedBlock, kPackedBlock, uint8_t{0});
-      }
-    }
+    Softmax(count, steps);
     DotArgs values = Side(page.v_words, form.dv, kPackedBlock);
     if (!fused) values.words = room.values;
     values.a = reinterpret_cast<const uint32_t*>(room.weights);
@@ -295,7 +328,7 @@ struct PageStep {
     values.ldo = form.dv;
     DotBits<DotKind::kWeight>(fused ? form.bits : kReady, values, form.dv, count);
     for (int64_t r = 0; r < count; ++r)
-      if (steps[r].end > page.first) AddValues(r, steps[r]);
+      if (Sees(steps[r])) AddValues(r, steps[r]);
   }
 
   int64_t group_first = 0;
@@ -303,6 +336,7 @@ struct PageStep {
 
 void AttendPageImpl(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
                     const PackedRoom& room) {
+  for (const uint8_t* scales : {page.k_scales, page.v_scales}) hwy::Prefetch(scales + page.next);
   PageStep step{form, page, rows, room, KVRING_VNNI && rows.rows <= kFusedRows, {}, {}};
   ScaleFloats(page.k_scales, step.k_scale);
   ScaleFloats(page.v_scales, step.v_scale);
@@ -373,30 +407,38 @@ HWY_EXPORT(AttendPageImpl);
 HWY_EXPORT(QuantizeRow);
 HWY_EXPORT(ScaleTurned);
 
-PackedRoom MakeRoom(const PackedForm& form, int stride, PackedScratch& scratch) {
-  constexpr int64_t kLine = 16;  // words of a cache line
-  const int64_t sizes[] = {int64_t{form.dk} * 16,           int64_t{form.dv} * 16,
-                           kPackedGroup * kPackedBlock,     kPackedGroup * kPackedBlock,
-                           kPackedGroup * form.dv,          kPackedGroup * stride,
-                           kPackedGroup * kPackedBlock / 4, kPackedBlock};
-  int64_t words = kLine;
-  for (const int64_t size : sizes) words += size;
-  if (static_cast<int64_t>(scratch.words.size()) < words) scratch.words.resize(words);
+// Each part on whole cache lines.
+void MakeRoom(const PackedForm& form, int stride, PackedScratch& scratch) {
+  PackedRoom& room = scratch.room;
+  room.dk = form.dk, room.dv = form.dv, room.stride = stride;
+  const int64_t slots = kPackedGroup * kPackedBlock;
+  const int64_t sizes[] = {int64_t{form.dk} * 16,
+                           int64_t{form.dv} * 16,
+                           slots,
+                           slots / 2,
+                           slots / 2,
+                           kPackedGroup * form.dv,
+                           slots,
+                           slots / 4,
+                           kPackedGroup * stride / 2,
+                           kPackedGroup * stride / 2};
+  int64_t words = 16;
+  for (const int64_t size : sizes) words += (size + 15) / 16 * 16;
+  scratch.words.resize(static_cast<size_t>(words));
   uint32_t* at = scratch.words.data();
   while (reinterpret_cast<uintptr_t>(at) % 64 != 0) ++at;
-  uint32_t* part[8];
-  for (int i = 0; i < 8; ++i) {
-    part[i] = at;
-    at += sizes[i];
-  }
-  return {part[0],
-          part[1],
-          reinterpret_cast<int32_t*>(part[2]),
-          reinterpret_cast<int32_t*>(part[3]),
-          reinterpret_cast<int32_t*>(part[4]),
-          part[5],
-          reinterpret_cast<uint8_t*>(part[6]),
-          reinterpret_cast<float*>(part[7])};
+  uint32_t* part[10];
+  for (int i = 0; i < 10; at += (sizes[i] + 15) / 16 * 16, ++i) part[i] = at;
+  room.keys = part[0];
+  room.values = part[1];
+  room.scores = reinterpret_cast<int32_t*>(part[2]);
+  room.even = reinterpret_cast<int32_t*>(part[3]);
+  room.odd = reinterpret_cast<int32_t*>(part[4]);
+  room.sums = reinterpret_cast<int32_t*>(part[5]);
+  room.logits = reinterpret_cast<float*>(part[6]);
+  room.weights = reinterpret_cast<uint8_t*>(part[7]);
+  room.re = part[8];
+  room.im = part[9];
 }
 
 }  // namespace
@@ -440,8 +482,11 @@ void TurnQueries(const RopeTable& rope, const float* mean, const float* raw_q, i
 
 void AttendPackedPage(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
                       PackedScratch& scratch) {
-  HWY_DYNAMIC_DISPATCH(AttendPageImpl)
-  (form, page, rows, MakeRoom(form, rows.queries->stride, scratch));
+  const int stride = rows.queries->stride;
+  const PackedRoom& room = scratch.room;
+  if (room.dk != form.dk || room.dv != form.dv || room.stride != stride)
+    MakeRoom(form, stride, scratch);
+  HWY_DYNAMIC_DISPATCH(AttendPageImpl)(form, page, rows, room);
 }
 
 }  // namespace kvring

@@ -34,10 +34,12 @@ struct PackedPage {
   const uint8_t* v_words = nullptr;   // [64 * bits / 32][dv]
   const uint8_t* v_scales = nullptr;  // [64]
   int64_t next = 0;                   // bytes from this page to the one read next, 0: unknown
-  const int16_t* offsets = nullptr;   // [planes][64][2]: 32767 cos, sin of the angle from slot 0 on
-  const float* turn = nullptr;        // [2][stride] cos, sin of slot 0's position
-  int64_t begin = 0;                  // position of slot 0
-  int first = 0, tokens = 0;          // slots that are read: [first, tokens)
+  // 32767 times the cosines, then the sines, of offsets k + 1/2 from the page's middle, k < 32: [2][stride / 2][32][2], two
+  // planes a pair.
+  const int16_t* cosines = nullptr;
+  const float* turn = nullptr;  // [2][stride] cos, sin of the page's middle, position begin + 31.5
+  int64_t begin = 0;            // position of slot 0
+  int first = 0, tokens = 0;    // slots that are read: [first, tokens)
 };
 
 struct PackedRows {

@@ -273,14 +273,18 @@ struct Strip {
 
 // Rows together in registers, and registers of lanes.
 inline constexpr int kDotRows = 4;
-inline constexpr int kDotVectors = KVRING_VNNI ? 4 : 2;
+template <DotKind kKind>
+constexpr int DotVectors() {
+  return KVRING_VNNI && kKind != DotKind::kBias ? 4 : 2;
+}
 
 template <DotKind kKind, int kBits, int R>
 HWY_INLINE void DotLanes(const DotArgs& t, int64_t lanes) {
   constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(U32()));
+  constexpr int kVectors = DotVectors<kKind>();
   int64_t l = 0;
-  for (; l + kDotVectors * kLanes <= lanes; l += kDotVectors * kLanes)
-    Strip<kKind, kBits, R, kDotVectors>().Run(t, l);
+  for (; l + kVectors * kLanes <= lanes; l += kVectors * kLanes)
+    Strip<kKind, kBits, R, kVectors>().Run(t, l);
   for (; l < lanes; l += kLanes) Strip<kKind, kBits, R, 1>().Run(t, l);
 }
 

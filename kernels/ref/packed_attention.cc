@@ -85,8 +85,10 @@ float Bias(const Query& query, const PageTurns& turns, const float* turn, int sl
     const float c = turn[p], s = turn[turns.stride() + p];
     const int re = Nearest(std::fma(query.im[p], s, query.re[p] * c));
     const int im = Nearest(std::fma(-query.re[p], s, query.im[p] * c));
-    const int16_t* const offset = turns.offsets() + (p * kSlots + slot) * 2;
-    sum += int64_t{re} * offset[0] + int64_t{im} * offset[1];
+    const bool late = slot >= kSlots / 2;
+    const int k = late ? slot - kSlots / 2 : kSlots / 2 - 1 - slot;
+    const int plane = static_cast<int>(p);
+    sum += int64_t{re} * turns.Cosine(plane, k) + int64_t{late ? im : -im} * turns.Sine(plane, k);
   }
   return std::fma(static_cast<float>(sum), query.z_step, query.constant);
 }
