@@ -49,9 +49,9 @@ MomentMatch MatchMoments(const WeightedHistogram& histogram, std::span<const flo
 }
 
 std::vector<float> DecodeTable(const MomentMatch& match, std::span<const float> centroids) {
-  std::vector<float> table;
-  for (const float c : centroids) table.push_back(static_cast<float>(match.a * c + match.o));
-  return table;
+  std::vector<double> table;
+  for (const float c : centroids) table.push_back(match.a * c + match.o);
+  return StrictlyAscending(table);
 }
 
 }  // namespace kvring

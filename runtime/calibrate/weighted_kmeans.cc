@@ -130,15 +130,6 @@ std::vector<double> WithHalvedGaps(std::vector<double> centroids, size_t cluster
   return centroids;
 }
 
-// Means of neighbouring bins may be one number in fp32.
-std::vector<float> Ascending(const std::vector<double>& centroids) {
-  std::vector<float> ascending(centroids.begin(), centroids.end());
-  for (size_t i = 1; i < ascending.size(); ++i) {
-    if (ascending[i] <= ascending[i - 1]) ascending[i] = std::nextafterf(ascending[i - 1], 2.0f);
-  }
-  return ascending;
-}
-
 std::vector<double> EvenGrid(int clusters) {
   std::vector<double> grid;
   for (int i = 0; i < clusters; ++i) grid.push_back((2.0 * i + 1.0) / clusters - 1.0);
@@ -152,6 +143,16 @@ void WeightedHistogram::Add(double u, double w) {
   AddAt(Bin(inside, weight.size()), inside, w);
 }
 
+// Means of neighbouring bins may be one number in fp32.
+std::vector<float> StrictlyAscending(const std::vector<double>& numbers) {
+  std::vector<float> ascending(numbers.begin(), numbers.end());
+  for (size_t i = 1; i < ascending.size(); ++i) {
+    if (ascending[i] <= ascending[i - 1])
+      ascending[i] = std::nextafterf(ascending[i - 1], std::numeric_limits<float>::infinity());
+  }
+  return ascending;
+}
+
 std::vector<std::vector<float>> WeightedKMeans(const WeightedHistogram& histogram,
                                                std::span<const int> clusters) {
   const Points points = NonEmptyBins(histogram);
@@ -161,12 +162,12 @@ std::vector<std::vector<float>> WeightedKMeans(const WeightedHistogram& histogra
   for (const int asked : clusters) {
     const auto wanted = static_cast<size_t>(asked);
     if (points.size() == 0) {
-      all.push_back(Ascending(EvenGrid(asked)));
+      all.push_back(StrictlyAscending(EvenGrid(asked)));
     } else if (points.size() <= wanted) {
-      all.push_back(Ascending(WithHalvedGaps(points.u, wanted)));
+      all.push_back(StrictlyAscending(WithHalvedGaps(points.u, wanted)));
     } else {
       for (; made < wanted; ++made) solver.AddCluster();
-      all.push_back(Ascending(Means(points, solver.Borders(wanted))));
+      all.push_back(StrictlyAscending(Means(points, solver.Borders(wanted))));
     }
   }
   return all;

@@ -31,6 +31,9 @@ struct WeightedHistogram {
 std::vector<std::vector<float>> WeightedKMeans(const WeightedHistogram& histogram,
                                                std::span<const int> clusters);
 
+// In fp32; a number that is not above its predecessor becomes the next one that is.
+std::vector<float> StrictlyAscending(const std::vector<double>& numbers);
+
 // J = sum of w (u - nearest centroid)^2 up to a constant that does not depend on the centroids: elements of a bin are
 // taken at their mean. For tests and notes.
 double WeightedDistortion(const WeightedHistogram& histogram, std::span<const float> centroids);
