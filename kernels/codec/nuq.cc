@@ -61,7 +61,7 @@ class NuqCodec final : public Codec {
   int64_t PartOffset(int layer, int head, int side) const;
   void Begin(Job& job) const;
   void EncodeToken(Job& job, int slot) const;
-  NuqLosses StoreSlots(Job& job, int side, int slot) const;
+  OutlierLosses StoreSlots(Job& job, int side, int slot) const;
   void StoreList(Job& job, int side, int slot) const;
   void DecodeSide(int layer, int head, int side, const PageView& page, float* tile) const;
 
@@ -69,7 +69,7 @@ class NuqCodec final : public Codec {
   NuqForm form_;
   int block_;
   bool listed_;  // outliers in lists
-  NuqSide sides_[kSides];
+  SideCodec sides_[kSides];
   std::vector<std::shared_ptr<const PageAngles>> angles_;  // [layers]; empty: keys after RoPE
   CodecTraits traits_;
 };
@@ -79,13 +79,13 @@ struct NuqCodec::Job {
   explicit Job(const EncodeArgs& a) : args(a) {}
   const EncodeArgs& args;
   int sinks = 0;
-  int first = 0;                        // entries of tokens from here on are made anew
-  std::vector<uint8_t*> parts[kSides];  // [heads]
-  std::vector<NuqSlots> slots[kSides];  // [heads]
-  NuqLists lists;
+  int first = 0;                            // entries of tokens from here on are made anew
+  std::vector<uint8_t*> parts[kSides];      // [heads]
+  std::vector<OutlierSlots> slots[kSides];  // [heads]
+  OutlierLists lists;
   int64_t listed = 0;
-  NuqToken token;
-  NuqLosses losses;
+  TokenCode token;
+  OutlierLosses losses;
 };
 
 int NuqCodec::SinksOf(int64_t block_begin) const {
@@ -105,7 +105,7 @@ PageBytes NuqCodec::PageSize(int layer, int head) const {
   PageBytes size{sides_[0].PartBytes(layer, head), sides_[1].PartBytes(layer, head)};
   if (!listed_ || head != 0) return size;
   const double expected = (sides_[0].outliers(layer) + sides_[1].outliers(layer)) * block_;
-  size.v += NuqListBytes(block_, static_cast<int64_t>(std::ceil(expected)));
+  size.v += OutlierListBytes(block_, static_cast<int64_t>(std::ceil(expected)));
   return size;
 }
 
@@ -115,12 +115,12 @@ int64_t NuqCodec::SharedPageBytes(const EncodeArgs& args) const {
   const int sinks = SinksOf(args.block_begin);
   const int64_t offset = ListsOffset(args.layer);
   int64_t entries = CountListed(args.pages[0] + offset, block_, sinks, std::max(sinks, args.first));
-  NuqToken token;
+  TokenCode token;
   for (int t = std::max(0, sinks - args.first); t < args.count; ++t) {
     entries += sides_[0].CountEntries(args.layer, args.k + int64_t{t} * sides_[0].width(), token);
     entries += sides_[1].CountEntries(args.layer, args.v + int64_t{t} * sides_[1].width(), token);
   }
-  return std::max(planned, offset + NuqListBytes(block_, entries));
+  return std::max(planned, offset + OutlierListBytes(block_, entries));
 }
 
 // Finds the places and forgets what an earlier fate of these slots left: tokens from `first` on are new, and sinks never
@@ -132,8 +132,8 @@ void NuqCodec::Begin(Job& job) const {
   for (int side = 0; side < kSides; ++side) {
     for (int head = 0; head < shape_.kv_heads; ++head) {
       uint8_t* const part = args.pages[head] + PartOffset(args.layer, head, side);
-      NuqSlots slots{part + sides_[side].SlotsOffset(head), sides_[side].slots(args.layer, head),
-                     sides_[side].dim()};
+      OutlierSlots slots{part + sides_[side].SlotsOffset(head),
+                         sides_[side].slots(args.layer, head), sides_[side].dim()};
       TruncateSlots(job.first, slots);
       job.parts[side].push_back(part);
       job.slots[side].push_back(slots);
@@ -146,16 +146,16 @@ void NuqCodec::Begin(Job& job) const {
   job.listed = CountListed(job.lists.at, block_, 0, job.first);
 }
 
-NuqLosses NuqCodec::StoreSlots(Job& job, int side, int slot) const {
-  NuqLosses losses;
+OutlierLosses NuqCodec::StoreSlots(Job& job, int side, int slot) const {
+  OutlierLosses losses;
   const int dim = sides_[side].dim();
-  std::vector<NuqEntry>& entries = job.token.entries;
+  std::vector<OutlierEntry>& entries = job.token.entries;
   size_t at = 0;
   for (int head = 0; head < shape_.kv_heads && at < entries.size(); ++head) {
     const size_t begin = at;
     for (; at < entries.size() && entries[at].channel < (head + 1) * dim; ++at)
       entries[at].channel -= head * dim;
-    const NuqLosses more =
+    const OutlierLosses more =
         AddToSlots(slot, {entries.data() + begin, at - begin}, job.slots[side][head]);
     losses.saturated += more.saturated;
     losses.overflow += more.overflow;
@@ -165,13 +165,13 @@ NuqLosses NuqCodec::StoreSlots(Job& job, int side, int slot) const {
 
 void NuqCodec::StoreList(Job& job, int side, int slot) const {
   job.listed = AppendList(slot, side == 1, job.token.entries, job.listed, job.lists);
-  for (const NuqEntry& entry : job.token.entries) job.losses.saturated += entry.clamped;
+  for (const OutlierEntry& entry : job.token.entries) job.losses.saturated += entry.clamped;
 }
 
 void NuqCodec::EncodeToken(Job& job, int slot) const {
   const EncodeArgs& args = job.args;
   for (int side = 0; side < kSides; ++side) {
-    const NuqSide& form = sides_[side];
+    const SideCodec& form = sides_[side];
     const float* const row =
         (side == 0 ? args.k : args.v) + int64_t{slot - args.first} * form.width();
     if (slot < job.sinks) {
@@ -184,7 +184,7 @@ void NuqCodec::EncodeToken(Job& job, int slot) const {
     if (listed_) {
       StoreList(job, side, slot);
     } else {
-      const NuqLosses losses = StoreSlots(job, side, slot);
+      const OutlierLosses losses = StoreSlots(job, side, slot);
       job.losses.saturated += losses.saturated;
       job.losses.overflow += losses.overflow;
     }
@@ -199,7 +199,7 @@ Error NuqCodec::Encode(const EncodeArgs& args) const {
   Begin(job);
   for (int t = 0; t < args.count; ++t) EncodeToken(job, args.first + t);
   if (listed_) {  // what is planned but not needed: zeros, whatever was there
-    const int64_t used = NuqListBytes(block_, job.listed);
+    const int64_t used = OutlierListBytes(block_, job.listed);
     const int64_t planned = PageSize(args.layer, 0).total() - ListsOffset(args.layer);
     if (used < planned) std::fill_n(job.lists.at + used, planned - used, uint8_t{0});
   }
@@ -210,19 +210,19 @@ Error NuqCodec::Encode(const EncodeArgs& args) const {
 
 // Codes and outliers of one side as they lie in the page.
 void NuqCodec::DecodeSide(int layer, int head, int side, const PageView& page, float* tile) const {
-  const NuqSide& form = sides_[side];
+  const SideCodec& form = sides_[side];
   const uint8_t* const part = page.packed + PartOffset(layer, head, side);
   const uint8_t* const shared =
       page.shared == nullptr ? nullptr : page.shared + PartOffset(layer, 0, side);
   form.DecodeCodes(layer, head, part, shared, page.tokens, tile);
   if (listed_) {
-    const NuqListReader reader{page.shared + ListsOffset(layer),
-                               block_,
-                               side == 1,
-                               SinksOf(page.begin),
-                               page.tokens,
-                               head,
-                               form.dim()};
+    const OutlierListReader reader{page.shared + ListsOffset(layer),
+                                   block_,
+                                   side == 1,
+                                   SinksOf(page.begin),
+                                   page.tokens,
+                                   head,
+                                   form.dim()};
     AddLists(reader, form.Order(), tile);
   } else {
     AddSlots(part + form.SlotsOffset(head), form.slots(layer, head), form.dim(), page.tokens,

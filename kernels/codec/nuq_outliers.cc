@@ -16,7 +16,7 @@ uint16_t Load16(const uint8_t* at) {
 
 void Store16(uint16_t x, uint8_t* at) { std::memcpy(at, &x, 2); }
 
-void StoreSlot(int token, const NuqEntry& entry, NuqSlots& slots) {
+void StoreSlot(int token, const OutlierEntry& entry, OutlierSlots& slots) {
   Store16(static_cast<uint16_t>(token * slots.dim + entry.channel), slots.at + 2 * slots.used);
   Store16(entry.residual, slots.at + 2 * (slots.slots + slots.used));
   ++slots.used;
@@ -25,15 +25,15 @@ void StoreSlot(int token, const NuqEntry& entry, NuqSlots& slots) {
 bool IsZero(Half h) { return (h & 0x7fffu) == 0; }
 
 // The `count` largest of the entries, ascending by channel.
-std::vector<NuqEntry> LargestOf(std::span<const NuqEntry> entries, int count) {
-  std::vector<NuqEntry> best(entries.begin(), entries.end());
+std::vector<OutlierEntry> LargestOf(std::span<const OutlierEntry> entries, int count) {
+  std::vector<OutlierEntry> best(entries.begin(), entries.end());
   // Stable, so that ties stay in the order of channels; magnitudes of halves order as their bits.
-  std::stable_sort(best.begin(), best.end(), [](const NuqEntry& a, const NuqEntry& b) {
+  std::stable_sort(best.begin(), best.end(), [](const OutlierEntry& a, const OutlierEntry& b) {
     return (a.residual & 0x7fffu) > (b.residual & 0x7fffu);
   });
   best.resize(count);
   std::sort(best.begin(), best.end(),
-            [](const NuqEntry& a, const NuqEntry& b) { return a.channel < b.channel; });
+            [](const OutlierEntry& a, const OutlierEntry& b) { return a.channel < b.channel; });
   return best;
 }
 
@@ -46,7 +46,7 @@ uint16_t CountAt(const uint8_t* lists, int block, bool values, int token) {
 }
 
 // First of [begin, end) whose channel is not below `channel`.
-int64_t LowerBound(const NuqListReader& r, int64_t begin, int64_t end, int channel) {
+int64_t LowerBound(const OutlierListReader& r, int64_t begin, int64_t end, int channel) {
   while (begin < end) {
     const int64_t middle = (begin + end) / 2;
     if (Load16(EntryAt(r.at, r.block, middle)) < channel) {
@@ -60,7 +60,7 @@ int64_t LowerBound(const NuqListReader& r, int64_t begin, int64_t end, int chann
 
 }  // namespace
 
-void TruncateSlots(int first, NuqSlots& slots) {
+void TruncateSlots(int first, OutlierSlots& slots) {
   slots.used = 0;
   while (first > 0 && slots.used < slots.slots &&
          !IsZero(Load16(slots.at + 2 * (slots.slots + slots.used))) &&
@@ -72,18 +72,18 @@ void TruncateSlots(int first, NuqSlots& slots) {
   std::memset(slots.at + 2 * (slots.slots + slots.used), 0, 2 * free);
 }
 
-NuqLosses AddToSlots(int token, std::span<const NuqEntry> entries, NuqSlots& slots) {
-  NuqLosses losses;
+OutlierLosses AddToSlots(int token, std::span<const OutlierEntry> entries, OutlierSlots& slots) {
+  OutlierLosses losses;
   const auto needed = std::count_if(entries.begin(), entries.end(),
-                                    [](const NuqEntry& e) { return !IsZero(e.residual); });
-  std::vector<NuqEntry> chosen;
+                                    [](const OutlierEntry& e) { return !IsZero(e.residual); });
+  std::vector<OutlierEntry> chosen;
   const int free = slots.slots - slots.used;
   if (needed > free) {
     chosen = LargestOf(entries, free);
     entries = chosen;
     losses.overflow = losses.saturated = needed - free;
   }
-  for (const NuqEntry& entry : entries) {
+  for (const OutlierEntry& entry : entries) {
     if (IsZero(entry.residual)) continue;
     StoreSlot(token, entry, slots);
     losses.saturated += entry.clamped;
@@ -91,7 +91,7 @@ NuqLosses AddToSlots(int token, std::span<const NuqEntry> entries, NuqSlots& slo
   return losses;
 }
 
-void AddSlots(const uint8_t* at, int slots, int dim, int tokens, NuqTileOrder order, float* tile) {
+void AddSlots(const uint8_t* at, int slots, int dim, int tokens, TileOrder order, float* tile) {
   // index / dim as a product: exact, since index * dim < 2^32.
   const uint64_t inverse = ((uint64_t{1} << 32) + dim - 1) / dim;
   const uint32_t end = static_cast<uint32_t>(tokens) * dim;
@@ -113,12 +113,12 @@ int64_t CountListed(const uint8_t* at, int block, int begin, int end) {
   return sum;
 }
 
-int64_t AppendList(int token, bool values, std::span<const NuqEntry> entries, int64_t offset,
-                   NuqLists& lists) {
+int64_t AppendList(int token, bool values, std::span<const OutlierEntry> entries, int64_t offset,
+                   OutlierLists& lists) {
   Store16(static_cast<uint16_t>(entries.size()),
           lists.at + 2 * ((values ? lists.block : 0) + token));
   uint8_t* to = lists.at + 4 * (lists.block + offset);
-  for (const NuqEntry& entry : entries) {
+  for (const OutlierEntry& entry : entries) {
     Store16(static_cast<uint16_t>(entry.channel), to);
     Store16(entry.residual, to + 2);
     to += 4;
@@ -126,13 +126,13 @@ int64_t AppendList(int token, bool values, std::span<const NuqEntry> entries, in
   return offset + static_cast<int64_t>(entries.size());
 }
 
-void ClearLists(int begin, int end, NuqLists& lists) {
+void ClearLists(int begin, int end, OutlierLists& lists) {
   if (begin >= end) return;
   std::memset(lists.at + 2 * begin, 0, 2 * (end - begin));
   std::memset(lists.at + 2 * (lists.block + begin), 0, 2 * (end - begin));
 }
 
-void AddLists(const NuqListReader& r, NuqTileOrder order, float* tile) {
+void AddLists(const OutlierListReader& r, TileOrder order, float* tile) {
   int64_t at = 0;
   for (int t = r.begin; t < r.tokens; ++t) {
     const int64_t keys = CountAt(r.at, r.block, false, t),

@@ -11,67 +11,67 @@
 namespace kvring {
 
 // One element that is kept apart: what is added to the number that its code decodes to.
-struct NuqEntry {
+struct OutlierEntry {
   int32_t channel = 0;
   Half residual = 0;
   bool clamped = false;  // the residual is beyond fp16
 };
 
 // Elements that are not stored in range, and those of them that found no slot.
-struct NuqLosses {
+struct OutlierLosses {
   int64_t saturated = 0, overflow = 0;
 };
 
 // Fixed slots of a page side: u16 index (slot of the token * dim + channel) [slots], then Half residual [slots]. Tokens in the
 // order of their arrival, a token's entries by index. Zero residuals are not stored, so the first zero ends the list.
-struct NuqSlots {
+struct OutlierSlots {
   uint8_t* at = nullptr;
   int slots = 0;
   int dim = 0;
   int used = 0;
 };
 
-inline int64_t NuqSlotBytes(int64_t slots) { return 4 * slots; }
+inline int64_t OutlierSlotBytes(int64_t slots) { return 4 * slots; }
 
 // Forgets entries of tokens from `first` on, the rest becomes zeros.
-void TruncateSlots(int first, NuqSlots& slots);
+void TruncateSlots(int first, OutlierSlots& slots);
 
 // Adds the entries of one token (ascending channels within the head). When they are more than the free slots, the largest
 // residuals win, ties to the lower channel.
-NuqLosses AddToSlots(int token, std::span<const NuqEntry> entries, NuqSlots& slots);
+OutlierLosses AddToSlots(int token, std::span<const OutlierEntry> entries, OutlierSlots& slots);
 
 // tile[token * token_stride + channel * channel_stride] += residual, tokens below `tokens`.
-struct NuqTileOrder {
+struct TileOrder {
   int64_t token_stride = 0, channel_stride = 0;
 };
-void AddSlots(const uint8_t* at, int slots, int dim, int tokens, NuqTileOrder order, float* tile);
+void AddSlots(const uint8_t* at, int slots, int dim, int tokens, TileOrder order, float* tile);
 
 // Lists of a block: u16 counts of K [block], of V [block]; then entries (u16 channel over all heads, Half residual), token
 // by token, K then V.
-struct NuqLists {
+struct OutlierLists {
   uint8_t* at = nullptr;
   int block = 0;
 };
 
-inline int64_t NuqListBytes(int block, int64_t entries) { return 4 * (block + entries); }
+inline int64_t OutlierListBytes(int block, int64_t entries) { return 4 * (block + entries); }
 
 // Entries of both sides of tokens [begin, end).
 int64_t CountListed(const uint8_t* at, int block, int begin, int end);
 
 // Appends one token's list at entry `offset`; returns the offset behind it.
-int64_t AppendList(int token, bool values, std::span<const NuqEntry> entries, int64_t offset,
-                   NuqLists& lists);
+int64_t AppendList(int token, bool values, std::span<const OutlierEntry> entries, int64_t offset,
+                   OutlierLists& lists);
 // Counts of tokens [begin, end) become zero.
-void ClearLists(int begin, int end, NuqLists& lists);
+void ClearLists(int begin, int end, OutlierLists& lists);
 
 // What of the lists belongs to one head's page and side.
-struct NuqListReader {
+struct OutlierListReader {
   const uint8_t* at = nullptr;
   int block = 0;
   bool values = false;
   int begin = 0, tokens = 0;  // tokens [begin, tokens) have lists
   int head = 0, dim = 0;
 };
-void AddLists(const NuqListReader& reader, NuqTileOrder order, float* tile);
+void AddLists(const OutlierListReader& reader, TileOrder order, float* tile);
 
 }  // namespace kvring

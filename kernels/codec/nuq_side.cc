@@ -28,7 +28,7 @@ void LoadHalves(const uint8_t* at, int n, float* to) {
 
 }  // namespace
 
-NuqSide::NuqSide(const NuqForm& form, NuqSideTables tables, int block, bool capped)
+SideCodec::SideCodec(const NuqForm& form, NuqSideTables tables, int block, bool capped)
     : tables_(std::move(tables)),
       bits_(form.bits),
       block_(block),
@@ -39,20 +39,20 @@ NuqSide::NuqSide(const NuqForm& form, NuqSideTables tables, int block, bool capp
       word_bytes_(tables_.by_channel ? WordBytes(tables_.dim, block, form.bits)
                                      : WordBytes(block, tables_.dim, form.bits)) {}
 
-int64_t NuqSide::ParamBytes(int head) const {
+int64_t SideCodec::ParamBytes(int head) const {
   return tables_.by_channel || (one_scale_ && head != 0) ? 0 : 4 * int64_t{block_};
 }
 
-int64_t NuqSide::PartBytes(int layer, int head) const {
-  return word_bytes_ + ParamBytes(head) + NuqSlotBytes(slots(layer, head));
+int64_t SideCodec::PartBytes(int layer, int head) const {
+  return word_bytes_ + ParamBytes(head) + OutlierSlotBytes(slots(layer, head));
 }
 
-NuqTileOrder NuqSide::Order() const {
-  return tables_.by_channel ? NuqTileOrder{1, block_} : NuqTileOrder{tables_.dim, 1};
+TileOrder SideCodec::Order() const {
+  return tables_.by_channel ? TileOrder{1, block_} : TileOrder{tables_.dim, 1};
 }
 
 // Channels beyond their thresholds (4.1), without branches: most are not.
-void NuqSide::PickByThreshold(int layer, const float* row, NuqToken& token) const {
+void SideCodec::PickByThreshold(int layer, const float* row, TokenCode& token) const {
   const int n = width();
   const float* const lo = &tables_.lo[int64_t{layer} * n];
   const float* const hi = &tables_.hi[int64_t{layer} * n];
@@ -74,7 +74,7 @@ void NuqSide::PickByThreshold(int layer, const float* row, NuqToken& token) cons
 }
 
 // At most m a side, the farthest in units of their channel's half width, ties to the lower channel (4.1).
-void NuqSide::Cap(int layer, const float* row, NuqToken& token) const {
+void SideCodec::Cap(int layer, const float* row, TokenCode& token) const {
   const int64_t base = int64_t{layer} * width();
   std::vector<std::pair<float, int32_t>> sides[2];
   for (const int32_t c : token.picked) {
@@ -93,14 +93,14 @@ void NuqSide::Cap(int layer, const float* row, NuqToken& token) const {
   token.saturated = static_cast<int64_t>(before - token.picked.size());
 }
 
-void NuqSide::FillParams(int begin, int count, Normalizer params, NuqToken& token) const {
+void SideCodec::FillParams(int begin, int count, Normalizer params, TokenCode& token) const {
   std::fill_n(token.z.begin() + begin, count, params.z);
   std::fill_n(token.s.begin() + begin, count, params.s);
   token.params.push_back(params);
 }
 
 // Extremes over all heads, then the range of the rest: of each head, or of all (4.2).
-void NuqSide::FindParams(const float* row, NuqToken& token) const {
+void SideCodec::FindParams(const float* row, TokenCode& token) const {
   const int n = width(), dim = tables_.dim;
   token.picked.resize(2 * per_side_);
   SelectExtremes({row, static_cast<size_t>(n)}, per_side_, token.picked.data());
@@ -124,8 +124,8 @@ void NuqSide::FindParams(const float* row, NuqToken& token) const {
 }
 
 // Residuals against the number that the stored code decodes to, by the operations of UnpackRows (4.3, 7.3).
-void NuqSide::MakeEntries(int layer, const float* row, const float* z, const float* s,
-                          NuqToken& token) const {
+void SideCodec::MakeEntries(int layer, const float* row, const float* z, const float* s,
+                            TokenCode& token) const {
   const float* const decode = &tables_.decode[int64_t{layer} * tables_.codes];
   token.entries.clear();
   for (const int32_t c : token.picked) {
@@ -135,7 +135,7 @@ void NuqSide::MakeEntries(int layer, const float* row, const float* z, const flo
   }
 }
 
-void NuqSide::EncodeToken(int layer, const float* row, NuqToken& token) const {
+void SideCodec::EncodeToken(int layer, const float* row, TokenCode& token) const {
   const int n = width();
   token.codes.resize(n);
   const float *z = nullptr, *s = nullptr;
@@ -153,20 +153,20 @@ void NuqSide::EncodeToken(int layer, const float* row, NuqToken& token) const {
   MakeEntries(layer, row, z, s, token);
 }
 
-void NuqSide::BlankToken(NuqToken& token) const {
+void SideCodec::BlankToken(TokenCode& token) const {
   token.codes.assign(width(), 0);
   token.params.assign(one_scale_ ? 1 : tables_.heads, {});
   token.entries.clear();
   token.saturated = 0;
 }
 
-int64_t NuqSide::CountEntries(int layer, const float* row, NuqToken& token) const {
+int64_t SideCodec::CountEntries(int layer, const float* row, TokenCode& token) const {
   if (!tables_.by_channel) return 2 * per_side_;
   PickByThreshold(layer, row, token);
   return static_cast<int64_t>(token.picked.size());
 }
 
-void NuqSide::StoreToken(const NuqToken& token, int slot, uint8_t* const* parts) const {
+void SideCodec::StoreToken(const TokenCode& token, int slot, uint8_t* const* parts) const {
   for (int head = 0; head < tables_.heads; ++head) {
     const uint8_t* const codes = &token.codes[int64_t{head} * tables_.dim];
     if (tables_.by_channel) {
@@ -182,8 +182,8 @@ void NuqSide::StoreToken(const NuqToken& token, int slot, uint8_t* const* parts)
   }
 }
 
-void NuqSide::DecodeCodes(int layer, int head, const uint8_t* part, const uint8_t* shared,
-                          int tokens, float* tile) const {
+void SideCodec::DecodeCodes(int layer, int head, const uint8_t* part, const uint8_t* shared,
+                            int tokens, float* tile) const {
   CodeMap map;
   map.kind = CodeKind::kTable;
   map.table = &tables_.decode[int64_t{layer} * tables_.codes];

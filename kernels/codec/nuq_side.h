@@ -21,20 +21,20 @@
 namespace kvring {
 
 // One token on its way into pages. Reused from token to token.
-struct NuqToken {
-  std::vector<uint8_t> codes;      // [D]
-  std::vector<float> z, s;         // [D] by token: of every element
-  std::vector<Normalizer> params;  // [heads], or [1] with one scale for all heads
-  std::vector<NuqEntry> entries;   // ascending channels within D
-  std::vector<int32_t> picked;     // channels of the entries
+struct TokenCode {
+  std::vector<uint8_t> codes;         // [D]
+  std::vector<float> z, s;            // [D] by token: of every element
+  std::vector<Normalizer> params;     // [heads], or [1] with one scale for all heads
+  std::vector<OutlierEntry> entries;  // ascending channels within D
+  std::vector<int32_t> picked;        // channels of the entries
   std::vector<int32_t> scratch;
   int64_t saturated = 0;  // elements beyond range that never became entries
 };
 
-class NuqSide {
+class SideCodec {
  public:
-  NuqSide() = default;
-  NuqSide(const NuqForm& form, NuqSideTables tables, int block, bool capped);
+  SideCodec() = default;
+  SideCodec(const NuqForm& form, NuqSideTables tables, int block, bool capped);
 
   int64_t PartBytes(int layer, int head) const;
   int slots(int layer, int head) const { return tables_.slots[layer * tables_.heads + head]; }
@@ -44,29 +44,29 @@ class NuqSide {
   double outliers(int layer) const { return tables_.outliers[layer]; }
 
   // row: [D], finite.
-  void EncodeToken(int layer, const float* row, NuqToken& token) const;
+  void EncodeToken(int layer, const float* row, TokenCode& token) const;
   // A token that attention reads elsewhere: codes and scales of zero.
-  void BlankToken(NuqToken& token) const;
+  void BlankToken(TokenCode& token) const;
   // Entries that EncodeToken would make.
-  int64_t CountEntries(int layer, const float* row, NuqToken& token) const;
+  int64_t CountEntries(int layer, const float* row, TokenCode& token) const;
   // Codes and scales into the parts; parts: [heads].
-  void StoreToken(const NuqToken& token, int slot, uint8_t* const* parts) const;
+  void StoreToken(const TokenCode& token, int slot, uint8_t* const* parts) const;
 
   // The part of one head without its outliers, as it lies in the page: rows are channels with by_channel, else slots.
   // shared: the same part of KV head 0's page. Slots from `tokens` on are arbitrary (by channel) or untouched (by token).
   void DecodeCodes(int layer, int head, const uint8_t* part, const uint8_t* shared, int tokens,
                    float* tile) const;
   bool by_channel() const { return tables_.by_channel; }
-  NuqTileOrder Order() const;
+  TileOrder Order() const;
 
  private:
   int64_t ParamBytes(int head) const;
-  void PickByThreshold(int layer, const float* row, NuqToken& token) const;
-  void Cap(int layer, const float* row, NuqToken& token) const;
-  void FindParams(const float* row, NuqToken& token) const;
-  void FillParams(int begin, int count, Normalizer params, NuqToken& token) const;
+  void PickByThreshold(int layer, const float* row, TokenCode& token) const;
+  void Cap(int layer, const float* row, TokenCode& token) const;
+  void FindParams(const float* row, TokenCode& token) const;
+  void FillParams(int begin, int count, Normalizer params, TokenCode& token) const;
   void MakeEntries(int layer, const float* row, const float* z, const float* s,
-                   NuqToken& token) const;
+                   TokenCode& token) const;
 
   NuqSideTables tables_;
   int bits_ = 0, block_ = 0;
