@@ -87,8 +87,8 @@ std::shared_ptr<const CodecTables> TablesOf(const CodecRow& row, const KvShape& 
     cent.push_back(x * (0.75f + 0.25f * x * x));
   }
   const float k_slots = row.outliers == 0      ? 0
-                        : row.outliers < 0.002 ? 20
-                        : row.outliers < 0.007 ? 60
+                        : row.outliers < 0.002 ? 21
+                        : row.outliers < 0.007 ? 59
                                                : 100;
   const float v_slots = row.outliers == 0 ? 0 : 150;
   return WithNuqTensors(*TestNuqTables(shape, {}, row.name), row.name,

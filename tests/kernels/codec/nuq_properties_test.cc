@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -256,6 +257,60 @@ TEST(NuqProperties, P2_OutliersRestore) {
   }
 }
 
+// The datatypes of 7.1 that need no centroids: an even grid, and what tests/golden/codec/tables.py prints.
+std::vector<float> FixedNumbers(const std::string& datatype, int bits) {
+  static const std::map<int, std::vector<float>> normal = {
+      {2, {-1.0f, 0.0f, 0.435818165f, 1.0f}},
+      {3,
+       {-1.0f, -0.535022708f, -0.246931432f, 0.0f, 0.18333748f, 0.381993954f, 0.622985742f, 1.0f}},
+      {4,
+       {-1.0f, -0.696192806f, -0.525072959f, -0.394917426f, -0.284441309f, -0.184773403f,
+        -0.091049976f, 0.0f, 0.079580315f, 0.160930144f, 0.246112251f, 0.337915137f, 0.440709732f,
+        0.562616888f, 0.722956644f, 1.0f}}};
+  if (datatype == "nf") return normal.at(bits);
+  std::vector<float> even;
+  for (int j = 0; j < 1 << bits; ++j) even.push_back(2.0f * j / ((1 << bits) - 1) - 1);
+  return even;
+}
+
+TEST(NuqProperties, FixedDatatypes) {
+  for (const char* name : {"nuq4", "nuq3", "nuq2"}) {
+    for (const char* datatype : {"int", "nf"}) {
+      CodecCase c = Fixed(Still(name, {datatype, "sinks0"}, 64, 1));
+      c.tables = WithNuqTensors(
+          *c.tables, name,
+          {{"k_lo", std::vector<float>(64, -2.0f)}, {"k_hi", std::vector<float>(64, 6.0f)}});
+      CodecHarness h(c);
+      ASSERT_TRUE(h.ok()) << h.error();
+      // A sweep over [-2, 6]: z = 2, s = 4.
+      h.SetRows(
+          64, [](int64_t t, int64_t, int i) { return -2.0f + 8.0f * (t * 64 + i) / 4095; },
+          [](int64_t, int64_t, int) { return 0.0f; });
+      ASSERT_FALSE(h.EncodeAll());
+      const std::vector<float> numbers = FixedNumbers(datatype, FindCodec(name)->bits);
+      const std::vector<float> kt = h.Keys(0, 0);
+      std::vector<int> met(numbers.size(), 0);
+      for (int t = 0; t < 64; ++t) {
+        for (int i = 0; i < 64; ++i) {
+          const float x = h.raw_key_rows()[t * 64 + i], u = (x - 2) / 4;
+          size_t best = 0;
+          for (size_t j = 1; j < numbers.size(); ++j) {
+            if (std::abs(u - numbers[j]) < std::abs(u - numbers[best])) best = j;
+          }
+          // Three roundings of numbers up to 6; where x is between two numbers, either may be the nearer one.
+          const float near = 3 * 8 * 0x1p-24f;
+          ASSERT_NEAR(std::abs(kt[i * 64 + t] - x), 4 * std::abs(u - numbers[best]), 2 * near)
+              << name << datatype;
+          for (size_t j = 0; j < numbers.size(); ++j)
+            met[j] += std::abs(kt[i * 64 + t] - (4 * numbers[j] + 2)) <= near;
+        }
+      }
+      EXPECT_EQ(std::accumulate(met.begin(), met.end(), 0), 4096) << name << datatype;
+      EXPECT_EQ(std::count(met.begin(), met.end(), 0), 0) << name << datatype;
+    }
+  }
+}
+
 // P3: inliers are off by half a gap at most, or by what an end cannot reach; on both sides and in every datatype.
 TEST(NuqProperties, P3_InliersRestore) {
   for (const char* name : kNames) {
@@ -268,16 +323,15 @@ TEST(NuqProperties, P3_InliersRestore) {
       SetKind(&h, Kind::kNormal, 64, 13);
       ASSERT_FALSE(h.EncodeAll());
       const NuqOracle oracle = OracleOf(h);
-      const int codes = 1 << FindCodec(name)->bits;
-      const auto worst = [&](const std::vector<float>& cent) {
-        if (datatype == "int") return 1.0 / (codes - 1);  // an even grid from -1 to 1
+      const auto worst = [&](const std::string& calibrated) {
+        const std::vector<float> cent = datatype.empty()
+                                            ? oracle.Table(calibrated)
+                                            : FixedNumbers(datatype, FindCodec(name)->bits);
         double gap = std::max(1.0 - cent.back(), 1.0 + cent.front());
-        for (int j = 1; j < codes; ++j) gap = std::max(gap, (cent[j] - cent[j - 1]) / 2.0);
+        for (size_t j = 1; j < cent.size(); ++j) gap = std::max(gap, (cent[j] - cent[j - 1]) / 2.0);
         return gap;
       };
-      // Normal float: the largest gap is one of the two at its ends; 2-bit signposts are -1, 0, and two more.
-      const double k_worst = datatype == "nf" ? 0.5 : worst(oracle.Table("k_cent"));
-      const double v_worst = datatype == "nf" ? 0.5 : worst(oracle.Table("v_cent_token"));
+      const double k_worst = worst("k_cent"), v_worst = worst("v_cent_token");
       const std::vector<float>&lo = oracle.Table("k_lo"), &hi = oracle.Table("k_hi");
       for (int head = 0; head < 2; ++head) {
         const std::vector<float> kt = h.Keys(0, head), v = h.Values(0, head);
@@ -574,6 +628,51 @@ TEST(NuqProperties, CodesLieWhereTheLayoutSays) {
         }
       }
     }
+  }
+}
+
+// A view of fewer tokens than the page holds (a sequence that shares it, or was cut) reads those tokens and nothing else.
+TEST(NuqProperties, ViewsOfFewerTokens) {
+  for (const auto& form : kForms) {
+    const CodecCase c = Fixed(Still("nuq3-1%", form, 64, 2));
+    SCOPED_TRACE(Label(c, Kind::kHeavyTails));
+    CodecHarness h(c);
+    SetKind(&h, Kind::kHeavyTails, 64, 61);
+    ASSERT_FALSE(h.EncodeAll());
+    const std::vector<float> kt = h.Keys(0, 1), v = h.Values(0, 1);
+    for (const int tokens : {0, 1, 3, 4, 5, 33, 63}) {
+      PageView view = h.View(0, 1);
+      view.tokens = tokens, view.sinks = std::min(view.sinks, tokens);
+      std::vector<float> part_k(64 * 64, NAN), part_v(64 * 64, NAN);
+      h.codec().DecodeKeys(0, 1, nullptr, view, part_k.data());
+      h.codec().DecodeValues(0, 1, nullptr, view, part_v.data());
+      for (int t = 0; t < 64; ++t) {
+        for (int i = 0; i < 64; ++i) {
+          ASSERT_EQ(part_k[i * 64 + t], t < tokens ? kt[i * 64 + t] : 0.0f) << tokens;
+          ASSERT_EQ(part_v[t * 64 + i], t < tokens ? v[t * 64 + i] : 0.0f) << tokens;
+        }
+      }
+    }
+  }
+}
+
+// Tables state slots for blocks of 64; smaller and larger blocks get their share, rounded up.
+TEST(NuqProperties, SlotsFollowTheBlock) {
+  const CodecCase base = Fixed(Still("nuq3-1%", {}, 64, 2));
+  for (const int block : {16, 32, 64, 128}) {
+    CodecCase c = base;
+    c.tables =
+        WithNuqTensors(*base.tables, "nuq3-1%", {{"k_slots", {41, 7}}, {"v_slots", {70, 63}}});
+    c.block = block;
+    CodecHarness h(c);
+    ASSERT_TRUE(h.ok()) << h.error();
+    const auto share = [&](int slots) { return (slots * block + 63) / 64; };
+    EXPECT_EQ(h.codec().PageSize(0, 0).k, 64 * block * 3 / 8 + 4 * share(41));
+    EXPECT_EQ(h.codec().PageSize(0, 1).k, 64 * block * 3 / 8 + 4 * share(7));
+    EXPECT_EQ(h.codec().PageSize(0, 0).v,
+              (block * 3 + 31) / 32 * 4 * 64 + 4 * block + 4 * share(70));
+    EXPECT_EQ(h.codec().PageSize(0, 1).v,
+              (block * 3 + 31) / 32 * 4 * 64 + 4 * block + 4 * share(63));
   }
 }
 
