@@ -34,6 +34,11 @@ struct Calibration {
   std::shared_ptr<const CodecTables> tables;
 };
 
+// XXH3-64 of names, shapes and values of all tensors, in order of their names: what CodecTables::hash is.
+uint64_t HashTables(const CodecTables& tables);
+
+// Hashes are computed here, whatever calibration.tables->hash says. INVALID_ARGUMENT: the path cannot be written;
+// RESOURCE_EXHAUSTED: the disk is full; DATA_LOSS: a table is not finite.
 absl::Status WriteCalibration(const Calibration& calibration, const std::string& path);
 
 // DATA_LOSS, INVALID_ARGUMENT: the file is damaged or of another kind or version.

@@ -41,6 +41,11 @@ absl::Status CheckTraits(const CodecTraits& traits, const KvShape& shape) {
     return absl::InvalidArgumentError(absl::StrCat(
         "codec ", traits.id, " is lossless and yet has sinks or parameters of pages or a prefix"));
   }
+  if (traits.growing_page && (traits.lossless || !traits.shared_page)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("codec ", traits.id,
+                     " has growing pages, and is lossless or does not read the page of head 0"));
+  }
   return absl::OkStatus();
 }
 
@@ -83,7 +88,8 @@ SequenceShardImpl::SequenceShardImpl(const SequenceShardOptions& options, const 
       first_shard_(map.FirstShard(slot_)),
       sizes_(*options.codec, options.shape),
       layers_(options.shape.layers),
-      no_sums_(SumRow()) {
+      no_sums_(SumRow()),
+      layer_counters_(options.shape.layers) {
   for (Layer& layer : layers_) {
     layer.shards.resize(map.FirstShard(slot_ + 1) - first_shard_);
     layer.stats.resize(prefix_blocks());
@@ -102,8 +108,38 @@ void SequenceShardImpl::Release(PageRef& slot) {
   slot = PageRef();
 }
 
+absl::Status SequenceShardImpl::AllocatePage(int64_t bytes, PageRef& page) {
+  KVRING_RETURN_IF_ERROR(Allocate(bytes, page));
+  page_bytes_ += page.bytes();
+  return absl::OkStatus();
+}
+
+void SequenceShardImpl::ReleasePage(PageRef& page) {
+  page_bytes_ -= page.bytes();
+  Release(page);
+}
+
+// Slots are zeroed and have no other owner when they are new, so a page that is shared with a fork gets its copy here.
+absl::Status SequenceShardImpl::GrowPage(int64_t bytes, PageRef& page) {
+  if (bytes <= page.bytes()) return absl::OkStatus();
+  PageRef larger;
+  KVRING_RETURN_IF_ERROR(AllocatePage(bytes, larger));
+  std::memcpy(larger.data(), page.data(), page.bytes());
+  ReleasePage(page);
+  page = std::move(larger);
+  return absl::OkStatus();
+}
+
+void SequenceShardImpl::Count(int layer, const KvCounters& counted) {
+  for (KvCounters* to : {&counters_, &layer_counters_[layer]}) {
+    to->saturated += counted.saturated;
+    to->overflow += counted.overflow;
+    to->clamped += counted.clamped;
+  }
+}
+
 void SequenceShardImpl::ReleasePages(Block& block) {
-  for (PageRef& page : block.pages) Release(page);
+  for (PageRef& page : block.pages) ReleasePage(page);
   block.pages.clear();
   block.encoded = 0;
 }
@@ -121,7 +157,7 @@ absl::Status SequenceShardImpl::EnsurePages(int layer, Block& block) {
   for (int head = 0; head < shape_.kv_heads; ++head) {
     PageRef& page = block.pages[head];
     KVRING_RETURN_IF_ERROR(page ? MakeUnique(page)
-                                : Allocate(codec_->PageSize(layer, head).total(), page));
+                                : AllocatePage(codec_->PageSize(layer, head).total(), page));
   }
   return absl::OkStatus();
 }
@@ -215,6 +251,7 @@ void SequenceShardImpl::Pages(int layer, int head, int virtual_shard,
     view.tokens = block.tokens;
     if (!block.pages.empty() && block.encoded == block.tokens) {
       view.packed = block.pages[head].data();
+      view.shared = block.pages[0].data();
     }
     if (block.exact && block.exact_first == 0) {
       view.exact_k = Halves(block.exact) + head * shape_.dk;

@@ -92,6 +92,8 @@ class SequenceShard {
 
 // Bytes that a sequence of `length` tokens takes on `slot`, exactly as the shard allocates: pages, exact rows that the rule
 // keeps at that length, sinks, sequence state, padding. One function for allocator, planner and admission.
+// For codecs with growing pages (traits.growing_page) this and all functions below are estimates: such a page is taken at
+// PageSize, which holds the entries that the calibration expects, while the shard holds what its tokens need.
 int64_t KvBytes(const Codec& codec, const KvShape& shape, const ShardMap& map, int slot,
                 int64_t length, const VisibilityRule& rule);
 

@@ -51,8 +51,7 @@ absl::Status SequenceShardImpl::Append(int layer, const AppendRows& rows) {
   ParallelFor(static_cast<int64_t>(pieces.size()),
               [&](int64_t i) { StorePiece(layer, rows, pieces[i]); });
   for (const Piece& piece : pieces) {
-    counters_.saturated += piece.counted.saturated;
-    counters_.clamped += piece.counted.clamped;
+    Count(layer, piece.counted);
     if (piece.error) {
       return absl::InternalError(absl::StrCat("codec ", traits_.id, ", layer ", layer, ", block ",
                                               piece.block, ": ", piece.error.message));
@@ -127,7 +126,7 @@ absl::Status SequenceShardImpl::ReserveSlots(int layer, std::vector<Piece>& piec
   for (Piece& piece : pieces) {
     const absl::Status status = ReservePiece(layer, piece, made);
     if (status.ok()) continue;
-    for (PageRef* slot : made) Release(*slot);
+    for (PageRef* slot : made) traits_.lossless ? ReleasePage(*slot) : Release(*slot);
     for (Piece& undone : pieces) {
       if (undone.target != nullptr && undone.target->tokens == 0) undone.target->pages.clear();
     }
@@ -144,8 +143,10 @@ absl::Status SequenceShardImpl::ReservePiece(int layer, Piece& piece, std::vecto
   if (traits_.lossless) {
     block.pages.resize(shape_.kv_heads);
     for (int head = 0; head < shape_.kv_heads; ++head) {
-      KVRING_RETURN_IF_ERROR(
-          EnsureOwn(codec_->PageSize(layer, head).total(), block.pages[head], made));
+      const bool there = static_cast<bool>(block.pages[head]);
+      const int64_t bytes = codec_->PageSize(layer, head).total();
+      KVRING_RETURN_IF_ERROR(EnsureOwn(bytes, block.pages[head], made));
+      if (!there) page_bytes_ += block.pages[head].bytes();
     }
     return absl::OkStatus();
   }
@@ -229,6 +230,7 @@ Error SequenceShardImpl::EncodeLossless(int layer, const float* k, const float* 
   args.v = v;
   args.pages = pages.data();
   args.saturated = &piece.counted.saturated;
+  args.overflow = &piece.counted.overflow;
   const Error error = codec_->Encode(args);
   if (!error) piece.target->encoded = args.first + args.count;
   return error;

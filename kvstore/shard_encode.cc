@@ -14,7 +14,7 @@ absl::Status SequenceShardImpl::EncodeReady(int layer, int64_t length) {
   std::vector<EncodeTask> tasks;
   CollectReady(target, tasks);
   KVRING_RETURN_IF_ERROR(RunTasks(layer, tasks));
-  for (const EncodeTask& task : tasks) counters_.saturated += task.saturated;
+  for (const EncodeTask& task : tasks) Count(layer, task.counted);
   for (ShardBlocks& shard : target.shards) {
     const std::vector<Block>& blocks = shard.blocks;
     while (shard.first_open < static_cast<int64_t>(blocks.size()) &&
@@ -50,6 +50,7 @@ absl::Status SequenceShardImpl::RunTasks(int layer, std::vector<EncodeTask>& tas
     KVRING_RETURN_IF_ERROR(Annotate(EnsurePages(layer, *task.target),
                                     absl::StrCat("layer ", layer, ", block ", task.block)));
   }
+  if (traits_.growing_page) KVRING_RETURN_IF_ERROR(GrowPages(layer, tasks));
   ParallelFor(static_cast<int64_t>(tasks.size()), [&](int64_t i) { RunTask(layer, tasks[i]); });
   for (const EncodeTask& task : tasks) {
     if (task.error) {
@@ -61,26 +62,48 @@ absl::Status SequenceShardImpl::RunTasks(int layer, std::vector<EncodeTask>& tas
   return absl::OkStatus();
 }
 
-void SequenceShardImpl::RunTask(int layer, EncodeTask& task) const {
-  if (task.count == 0) return;
+// Sizes are asked for together, since the codec looks for outliers to answer; slots are taken one by one.
+absl::Status SequenceShardImpl::GrowPages(int layer, std::vector<EncodeTask>& tasks) {
+  ParallelFor(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
+    if (tasks[i].count == 0) return;
+    TaskArgs of;
+    ArgsOf(layer, tasks[i], of);
+    tasks[i].shared_bytes = codec_->SharedPageBytes(of.args);
+  });
+  for (const EncodeTask& task : tasks) {
+    KVRING_RETURN_IF_ERROR(
+        Annotate(GrowPage(task.shared_bytes, task.target->pages[0]),
+                 absl::StrCat("layer ", layer, ", block ", task.block, ", a page that grows")));
+  }
+  return absl::OkStatus();
+}
+
+void SequenceShardImpl::ArgsOf(int layer, EncodeTask& task, TaskArgs& to) const {
   const Half* const exact_k = Halves(task.target->exact) + task.first * KeyRow();
   const Half* const exact_v = ExactV(task.target->exact) + task.first * ValueRow();
-  std::vector<float> k(task.count * KeyRow()), v(task.count * ValueRow());
-  std::transform(exact_k, exact_k + k.size(), k.begin(), HalfToFloat);
-  std::transform(exact_v, exact_v + v.size(), v.begin(), HalfToFloat);
-  std::vector<uint8_t*> pages;
-  for (const PageRef& page : task.target->pages) pages.push_back(page.data());
-  EncodeArgs args;
+  to.k.resize(task.count * KeyRow());
+  to.v.resize(task.count * ValueRow());
+  std::transform(exact_k, exact_k + to.k.size(), to.k.begin(), HalfToFloat);
+  std::transform(exact_v, exact_v + to.v.size(), to.v.begin(), HalfToFloat);
+  for (const PageRef& page : task.target->pages) to.pages.push_back(page.data());
+  EncodeArgs& args = to.args;
   args.layer = layer;
   args.block_begin = task.block * block_tokens();
   args.first = task.first;
   args.count = task.count;
-  args.k = k.data();
-  args.v = v.data();
+  args.k = to.k.data();
+  args.v = to.v.data();
   args.state = State(layer, 0);
-  args.pages = pages.data();
-  args.saturated = &task.saturated;
-  task.error = codec_->Encode(args);
+  args.pages = to.pages.data();
+  args.saturated = &task.counted.saturated;
+  args.overflow = &task.counted.overflow;
+}
+
+void SequenceShardImpl::RunTask(int layer, EncodeTask& task) const {
+  if (task.count == 0) return;
+  TaskArgs of;
+  ArgsOf(layer, task, of);
+  task.error = codec_->Encode(of.args);
 }
 
 void SequenceShardImpl::CloseCells(int layer, int64_t length) {

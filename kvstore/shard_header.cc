@@ -108,6 +108,7 @@ std::vector<uint8_t> WithHeader(const ShardHeader& header, const std::vector<uin
   Put<uint32_t>(bytes, 104, header.frozen ? 1 : 0);
   Put<uint16_t>(bytes, 108, static_cast<uint16_t>(header.codec_id.size()));
   Put<uint16_t>(bytes, 110, static_cast<uint16_t>(header.order.size()));
+  Put<uint64_t>(bytes, 112, header.tables_hash);
   const std::string text = header.codec_id + header.order;
   std::memcpy(bytes.data() + kHeaderBytes, text.data(), text.size());
   Put<uint64_t>(bytes, kHeaderHashAt, HeaderHash(bytes));
@@ -141,6 +142,7 @@ absl::StatusOr<ParsedShard> ParseShard(std::span<const uint8_t> bytes, const std
   header.rule.cell = Get<int64_t>(head, 88);
   header.gone = Get<int64_t>(head, 96);
   header.frozen = Get<uint32_t>(head, 104) != 0;
+  header.tables_hash = Get<uint64_t>(head, 112);
   const char* const names = reinterpret_cast<const char*>(head.data()) + kHeaderBytes;
   header.codec_id.assign(names, id_bytes);
   header.order.assign(names + id_bytes, order_bytes);
@@ -150,6 +152,8 @@ absl::StatusOr<ParsedShard> ParseShard(std::span<const uint8_t> bytes, const std
 absl::Status CheckSame(const ShardHeader& theirs, const ShardHeader& ours) {
   KVRING_RETURN_IF_ERROR(Same("codec", theirs.codec_id, ours.codec_id));
   KVRING_RETURN_IF_ERROR(Same("codec version", theirs.codec_version, ours.codec_version));
+  KVRING_RETURN_IF_ERROR(Same("calibration (hash of its tables)", HashHex(theirs.tables_hash),
+                              HashHex(ours.tables_hash)));
   KVRING_RETURN_IF_ERROR(Same("order of codes", theirs.order, ours.order));
   const KvShape& a = theirs.shape;
   const KvShape& b = ours.shape;

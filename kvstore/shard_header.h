@@ -22,6 +22,7 @@ struct ShardHeader {
   VisibilityRule rule;
   int64_t gone = 0;
   bool frozen = false;
+  uint64_t tables_hash = 0;
   std::string codec_id, order;
 };
 

@@ -6,6 +6,9 @@
 // all its tokens are encoded, its exact rows when its index is at least `gone`. Both depend on the history of lengths
 // alone and not on which blocks this rank has, so that all ranks answer alike to a cut.
 //
+// Pages have the codec's size, except that of head 0 where the codec's grows: it is replaced by a larger one with the same
+// bytes before tokens are encoded, never while others read.
+//
 // Slots of a page beyond `tokens` are zero, except after a cut that left no exact rows to encode the block anew from; they
 // are never read, and Encode writes a slot whole. Sinks: codecs that encode token by token leave the slots of the sinks
 // zero, codecs with page-wide parameters get the whole block. Rows of sinks are always read from their own slot.
@@ -92,8 +95,15 @@ class SequenceShardImpl final : public SequenceShard {
     int64_t block = 0;
     Block* target = nullptr;
     int first = 0, count = 0;
-    int64_t saturated = 0;
+    int64_t shared_bytes = 0;  // what the page of head 0 must have
+    KvCounters counted = {};
     Error error = {};
+  };
+  // What the codec is told about a task; args point into the rest.
+  struct TaskArgs {
+    std::vector<float> k, v;
+    std::vector<uint8_t*> pages;
+    EncodeArgs args;
   };
 
   // Sizes.
@@ -115,9 +125,14 @@ class SequenceShardImpl final : public SequenceShard {
   Half* SinkV(const PageRef& sinks) const { return Halves(sinks) + traits_.sink_tokens * KeyRow(); }
   Half* StatsQ(const PageRef& stats) const { return Halves(stats) + block_tokens() * KeyRow(); }
 
-  // Slots, counted in bytes_.
+  void Count(int layer, const KvCounters& counted);
+
+  // Slots, counted in bytes_; those of pages in page_bytes_ too.
   absl::Status Allocate(int64_t bytes, PageRef& slot);
   void Release(PageRef& slot);
+  absl::Status AllocatePage(int64_t bytes, PageRef& page);
+  void ReleasePage(PageRef& page);
+  absl::Status GrowPage(int64_t bytes, PageRef& page);
   void ReleasePages(Block& block);
   absl::Status MakeUnique(PageRef& slot);  // a copy of its own when it is shared
   absl::Status EnsureOwn(int64_t bytes, PageRef& slot, std::vector<PageRef*>& made);
@@ -138,6 +153,8 @@ class SequenceShardImpl final : public SequenceShard {
   // Encode.
   void CollectReady(Layer& layer, std::vector<EncodeTask>& tasks);
   absl::Status RunTasks(int layer, std::vector<EncodeTask>& tasks);
+  absl::Status GrowPages(int layer, std::vector<EncodeTask>& tasks);
+  void ArgsOf(int layer, EncodeTask& task, TaskArgs& to) const;
   void RunTask(int layer, EncodeTask& task) const;
   void DropExact(Layer& layer, int64_t kept);
   void DropStatistics(Layer& layer);

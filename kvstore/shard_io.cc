@@ -47,9 +47,18 @@ class ShardWriter {
     header.rule = s_.rule_;
     header.gone = s_.layers_[0].gone;
     header.frozen = s_.layers_[0].state != nullptr;
+    header.tables_hash = s_.traits_.tables_hash;
     header.codec_id = s_.traits_.id;
     header.order = order;
     return header;
+  }
+
+  absl::Status CheckSelfContained() const {
+    if (!s_.traits_.shared_page) return absl::OkStatus();
+    return absl::UnimplementedError(absl::StrCat(
+        "pages of codec ", s_.traits_.id,
+        " are not self-contained: a head is read together with head 0. They are neither stored nor "
+        "sent; the form with slots in each page (without :exact, :token, :paper) is"));
   }
 
   absl::Status CheckAtRest() const {
@@ -282,6 +291,7 @@ absl::StatusOr<std::vector<uint8_t>> ExportShard(const SequenceShard& shard, int
                                                  const std::string& order) {
   KVRING_ASSIGN_OR_RETURN(const SequenceShardImpl* impl, Implementation(shard));
   const ShardWriter writer(*impl);
+  KVRING_RETURN_IF_ERROR(writer.CheckSelfContained());
   KVRING_RETURN_IF_ERROR(writer.CheckAtRest());
   KVRING_ASSIGN_OR_RETURN(const int run_index, impl->RunIndex(virtual_shard));
   ShardHeader header = writer.Header(kShardMagic, order);
@@ -293,6 +303,7 @@ absl::Status ImportShard(std::span<const uint8_t> bytes, SequenceShard& shard,
                          const std::string& order) {
   KVRING_RETURN_IF_ERROR(Implementation(shard).status());
   auto& impl = static_cast<SequenceShardImpl&>(shard);
+  KVRING_RETURN_IF_ERROR(ShardWriter(impl).CheckSelfContained());
   KVRING_ASSIGN_OR_RETURN(const ParsedShard parsed, ParseShard(bytes, kShardMagic));
   KVRING_RETURN_IF_ERROR(CheckSame(parsed.header, ShardWriter(impl).Header(kShardMagic, order)));
   ShardReader reader(impl, parsed.payload);

@@ -18,7 +18,8 @@
 //    96  8  gone: blocks of the sequence before this one have no exact rows
 //   104  4  1 when the sequence's state is frozen, else 0
 //   108  2  bytes of the codec id       110  2  bytes of the order's name
-//   112 16  zeros
+//   112  8  hash of the calibrated tables that the pages need, 0: none
+//   120  8  zeros
 // "Order" names the arrangement of codes inside a page (each backend has its own); a reader that has another refuses.
 //
 // Payload of a shard: for each layer, for each block of the virtual shard, ascending:
@@ -28,7 +29,8 @@
 //     fp16; sinks, K [min(sinks, tokens)][kv_heads][dk] then V likewise.
 // Payload of a state: [layers][kv_heads][StateFloats()] as fp16.
 //
-// Export is for the time between steps. Errors: FAILED_PRECONDITION when codec, shape, layout, rule or order differ, with both
+// Export is for the time between steps. Codecs whose pages are not self-contained (traits.shared_page) have no bytes:
+// UNIMPLEMENTED. Errors: FAILED_PRECONDITION when codec, tables, shape, layout, rule or order differ, with both
 // values; DATA_LOSS when a checksum or a length does not hold. A refused import leaves the shard as it was.
 #pragma once
 

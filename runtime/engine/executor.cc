@@ -85,15 +85,21 @@ absl::StatusOr<StepResult> Executor::RunChecked(const StepPlan& plan, Activation
 }
 
 absl::Status Executor::Report(StepResult& result) {
-  const RankReport mine = kv_->Report();
-  const std::vector<int64_t> bytes(comm_->size(), sizeof(RankReport));
-  result.reports.resize(comm_->size());
-  if (comm_->size() == 1) {
-    result.reports[0] = mine;
-    return absl::OkStatus();
+  const std::vector<int64_t> mine = PackReport(kv_->Report());
+  const int ranks = comm_->size();
+  std::vector<int64_t> all = mine;
+  if (ranks > 1) {
+    const int64_t bytes = static_cast<int64_t>(mine.size() * sizeof(int64_t));
+    all.resize(ranks * mine.size());
+    KVRING_RETURN_IF_ERROR(comm_->AllGatherV(mine.data(), bytes, all.data(),
+                                             std::vector<int64_t>(ranks, bytes),
+                                             absl::Now() + options_.timeout));
   }
-  return comm_->AllGatherV(&mine, sizeof(mine), result.reports.data(), bytes,
-                           absl::Now() + options_.timeout);
+  for (int r = 0; r < ranks; ++r) {
+    const auto begin = all.begin() + static_cast<int64_t>(r * mine.size());
+    result.reports.push_back(UnpackReport({begin, begin + static_cast<int64_t>(mine.size())}));
+  }
+  return absl::OkStatus();
 }
 
 // Wanted rows travel to rank 0: those of gather-Q slices from their home, replicated ones are there already.

@@ -43,12 +43,22 @@ RankSequence* RankKv::Find(SequenceId id) {
 
 RankReport RankKv::Report() const {
   RankReport report;
+  const KvShape& s = options_.shape;
+  const int64_t row = options_.codec->traits().lossless ? 0 : int64_t{s.kv_heads} * (s.dk + s.dv);
   report.rank = options_.comm->rank();
+  report.layers.resize(s.layers);
   for (const auto& [id, sequence] : sequences_) {
-    report.tokens += sequence->shard().local_tokens();
-    report.kv_bytes += sequence->shard().bytes();
-    report.saturated += sequence->shard().counters().saturated;
-    report.clamped += sequence->shard().counters().clamped;
+    const SequenceShard& shard = sequence->shard();
+    report.tokens += shard.local_tokens();
+    report.kv_bytes += shard.bytes();
+    report.page_bytes += shard.page_bytes();
+    report.saturated += shard.counters().saturated;
+    report.overflow += shard.counters().overflow;
+    report.clamped += shard.counters().clamped;
+    for (int layer = 0; layer < s.layers; ++layer) {
+      const KvCounters& c = shard.layer_counters()[layer];
+      report.layers[layer].Add({c.saturated, c.overflow, shard.local_tokens() * row});
+    }
   }
   report.kv_peak_bytes = pool_.peak_bytes();
   report.rss_bytes = ProcessRssBytes();

@@ -140,6 +140,55 @@ def grouped_page(k, v, bits, numbers):
     return grouped_side(k[BLOCK:].T, bits, numbers) + grouped_side(v[BLOCK:], bits, numbers)
 
 
+def nuq_centroids(bits):
+    """A datatype for this test alone: uneven, and exact in fp32."""
+    x = (2 * np.arange(2.0**bits) + 1) / 2**bits - 1
+    return (x * (0.75 + 0.25 * x**2)).astype(np.float32)
+
+
+def nuq_codes(x, z, s, bits):
+    """Nearest entry of s * c + z in fp32, ties to the lower; codes, and what they decode to."""
+    lut = s[..., None] * nuq_centroids(bits) + z[..., None]
+    codes = np.argmin(np.abs(x[..., None] - lut), axis=-1)
+    return codes, np.take_along_axis(lut, codes[..., None], axis=-1)[..., 0]
+
+
+def nuq_slots(residual, outlier, slots):
+    """residual, outlier [tokens][D]: index u16 [slots], value Half [slots], the largest of a token first to be kept."""
+    index, value = np.zeros(slots, "<u2"), np.zeros(slots, "<f2")
+    used = 0
+    for t in range(BLOCK):
+        own = [c for c in np.flatnonzero(outlier[t]) if residual[t, c] != 0]
+        own = sorted(sorted(own, key=lambda c: -abs(residual[t, c]))[:slots - used])
+        for c in own:
+            index[used], value[used] = t * D + c, residual[t, c]
+            used += 1
+    return index.tobytes() + value.tobytes()
+
+
+def nuq_page(k, v, bits, per_side, k_slots, v_slots):
+    """Thresholds 1.9375 around the channel's bias; one KV head, fixed slots (kvquant 4.1, 4.2)."""
+    k, v = k[BLOCK:].astype(np.float32), v[BLOCK:].astype(np.float32)
+    z = np.tile(np.array([(c % 5) - 2 for c in range(D)], dtype=np.float32), (BLOCK, 1))
+    s = np.full_like(z, 1.9375)
+    codes, decoded = nuq_codes(k, z, s, bits)
+    page = pack(codes.T, bits)
+    page += nuq_slots((k - decoded).astype(np.float16), (k < z - s) | (k > z + s), k_slots)
+    outlier, scale, middle = np.zeros(v.shape, bool), [], []
+    for t in range(BLOCK):
+        upper = sorted(range(D), key=lambda c: (-v[t, c], c))[:per_side]
+        lower = sorted((c for c in range(D) if c not in upper), key=lambda c: (v[t, c], c))[:per_side]
+        outlier[t, upper + lower] = True
+        rest = v[t][~outlier[t]]
+        scale.append((rest.max() - rest.min()) / 2)
+        middle.append((rest.max() + rest.min()) / 2)
+    scale, middle = np.array(scale).astype("<f2"), np.array(middle).astype("<f2")
+    s, z = (np.repeat(p.astype(np.float32)[:, None], D, axis=1) for p in (scale, middle))
+    codes, decoded = nuq_codes(v, z, s, bits)
+    page += pack(codes, bits) + scale.tobytes() + middle.tobytes()
+    return page + nuq_slots((v - decoded).astype(np.float16), outlier, v_slots)
+
+
 def fnv1a(data):
     h = 0xCBF29CE484222325
     for byte in data:
@@ -156,6 +205,11 @@ def main():
     for bits in (4, 3, 2):
         pages[f"int{bits}"] = grouped_page(k, v, bits, np.arange(2.0**bits))
         pages[f"nf{bits}"] = grouped_page(k, v, bits, np.array(tables.normal_float(bits)))
+    for bits in (4, 3, 2):
+        pages[f"nuq{bits}"] = nuq_page(k, v, bits, 0, 0, 0)
+        # m(64, f) is 1 at all three. Keys have 94 outliers: 21 and 59 slots run out amid a token whose largest is not its first.
+        for share, k_slots in (("0.1", 21), ("0.5", 59), ("1", 100)):
+            pages[f"nuq{bits}-{share}%"] = nuq_page(k, v, bits, 1, k_slots, 150)
     for name, page in pages.items():
         print(name, len(page), f"{fnv1a(page):016x}", page[:16].hex())
 
