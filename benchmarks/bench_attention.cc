@@ -132,7 +132,7 @@ void BenchDecode(benchmark::State& state, const char* name, AttentionMath math) 
   args.raw_q = raw.data();
   args.packed_q = packed.data();
   args.rule.kind = Visibility::kPacked;
-  args.math = math;
+  args.form.math = math;
   PackedQueries queries;
   if (math == AttentionMath::kInt8) {
     if (!pages.codec().PreparePacked(args, queries)) return state.SkipWithError("no int8 form");

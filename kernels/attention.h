@@ -40,8 +40,8 @@ struct AttendArgs {
   VisibilityRule rule;
   int64_t chunk_begin = 0;  // first position of this step's chunk (kExactChunk)
   ScoreSink* scores = nullptr;
-  AttentionMath math = AttentionMath::kTile;
-  // kInt8: PreparePacked of these rows, made once for all pages of a step; null: AttendPages makes its own.
+  AttentionForm form;
+  // Not kTile: PreparePacked of these rows, made once for all pages of a step; null: AttendPages makes its own.
   const PackedQueries* prepared = nullptr;
 };
 

@@ -8,7 +8,14 @@
 namespace kvring {
 
 // How AttendPages reads packed pages of codecs that have both ways: decoded to fp32 tiles, or by integer dot products.
-enum class AttentionMath : uint8_t { kTile, kInt8 };
+// kPlainInt8: the same arithmetic in plain loops, slow, where each rounding can be left out (to measure what it costs).
+enum class AttentionMath : uint8_t { kTile, kInt8, kPlainInt8 };
+
+struct AttentionForm {
+  AttentionMath math = AttentionMath::kTile;
+  // kPlainInt8: what is rounded; kInt8 rounds all.
+  bool round_query = true, round_bias = true, round_weights = true;
+};
 
 struct PackedQueries {
   int64_t rows = 0;

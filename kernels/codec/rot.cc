@@ -101,7 +101,7 @@ class RotCodec final : public Codec {
   }
   bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
                     AttendScratch& scratch, const SoftmaxPartial& partial) const override {
-    return reader_.Attend(args, page, first, last, scratch, partial);
+    return reader_.Attend(args, page, first, last, state_.Mean(args.state), scratch, partial);
   }
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/codec/lloyd_max.h"
+#include "kernels/ref/codec_ref.h"
 
 namespace kvring {
 namespace {
@@ -47,13 +48,34 @@ bool RotReader::Prepare(const AttendArgs& args, const float* mean, PackedQueries
   return true;
 }
 
+void RotReader::AttendPlain(const AttendArgs& args, const PageView& page, int64_t first,
+                            int64_t last, const float* mean, const SoftmaxPartial& partial) const {
+  RotPageRef form;
+  form.bits = options_.form.bits;
+  form.dk = options_.form.dk;
+  form.dv = options_.form.dv;
+  form.rope = options_.rope[args.layer];
+  form.mean = mean;
+  AttendArgs rows = args;
+  rows.pages = {&page, 1};
+  rows.positions = args.positions.subspan(first, last - first);
+  rows.raw_q += first * args.dk;
+  rows.packed_q += first * args.dk;
+  AttendPackedRef(form, *turns_[args.layer], rows, partial.Slice(first, last - first));
+}
+
 bool RotReader::Attend(const AttendArgs& args, const PageView& view, int64_t first, int64_t last,
-                       AttendScratch& scratch, const SoftmaxPartial& partial) const {
+                       const float* mean, AttendScratch& scratch,
+                       const SoftmaxPartial& partial) const {
   if (args.prepared == nullptr) return false;
   const PackedQueries& queries = *args.prepared;
   alignas(64) float turn[2 * kMaxCodeRows];
   const PageTurns& turns = *turns_[args.layer];
   if (queries.planes > 0 && !turns.Turn(view.begin, turn)) return false;
+  if (args.form.math == AttentionMath::kPlainInt8) {
+    AttendPlain(args, view, first, last, mean, partial);
+    return true;
+  }
   if (view.sinks > 0) AttendSinks(args, view, first, last, scratch, partial);
   PackedPage page;
   page.k_words = view.packed;

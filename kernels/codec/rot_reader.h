@@ -30,9 +30,12 @@ class RotReader {
   // a vector, head sizes that are no multiple of 32).
   bool Prepare(const AttendArgs& args, const float* mean, PackedQueries& queries) const;
   bool Attend(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-              AttendScratch& scratch, const SoftmaxPartial& partial) const;
+              const float* mean, AttendScratch& scratch, const SoftmaxPartial& partial) const;
 
  private:
+  void AttendPlain(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                   const float* mean, const SoftmaxPartial& partial) const;
+
   RotReaderOptions options_;
   bool fits_;
   std::vector<std::shared_ptr<const PageTurns>> turns_;  // [layers], empty when it does not fit

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/codec/page_turns.h"
 
 namespace kvring {
 
@@ -35,7 +36,9 @@ RotCodesRef RotPageCodes(const RotPageRef& form, const PageView& page);
 
 // What kernels/cpu/attend_packed.h computes, in plain loops: integers exactly, floats in the order that the fast form keeps on
 // instruction sets with fused multiply-add. Every page of `args` is read packed; sinks as exact rows by the same tile code.
-void AttendPackedRef(const RotPageRef& form, const AttendArgs& args, const SoftmaxPartial& partial);
+// args.form says which roundings take place.
+void AttendPackedRef(const RotPageRef& form, const PageTurns& turns, const AttendArgs& args,
+                     const SoftmaxPartial& partial);
 
 struct GroupedPageRef {
   int bits = 0, block_tokens = 64;

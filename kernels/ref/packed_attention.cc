@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kSlots = 64;
 
-int Nearest(float x) { return static_cast<int>(std::nearbyint(x)); }
+double Step(float x, bool round) { return round ? std::nearbyint(x) : x; }
 
 // 16 lanes, lane i + lane i + 8 and so on.
 float TreeSum(std::array<float, 16> lanes) {
@@ -23,20 +23,20 @@ float TreeSum(std::array<float, 16> lanes) {
   return lanes[0];
 }
 
-// A query as integers.
+// A query in steps: integers where its parts are rounded.
 struct Query {
-  std::vector<int> q;         // [dk]
+  std::vector<double> q;      // [dk]
   float step = 0;             // of q
   std::vector<float> re, im;  // [planes] of the bias, in steps of z_step
   float z_step = 0, constant = 0;
 };
 
-Query MakeQuery(const RotPageRef& form, const float* packed_q, const float* raw_q) {
+Query MakeQuery(const RotPageRef& form, bool round, const float* packed_q, const float* raw_q) {
   Query query;
   float most = 0;
   for (int i = 0; i < form.dk; ++i) most = std::max(most, std::fabs(packed_q[i]));
   const float inverse = most >= 1e-30f ? 127.0f / most : 0.0f;
-  for (int i = 0; i < form.dk; ++i) query.q.push_back(Nearest(packed_q[i] * inverse));
+  for (int i = 0; i < form.dk; ++i) query.q.push_back(Step(packed_q[i] * inverse, round));
   query.step = most / 127.0f;
   if (form.mean == nullptr) return query;
   const RopeTable& rope = *form.rope;
@@ -79,30 +79,59 @@ Levels ReadPage(const RotPageRef& form, const PageView& page) {
   return levels;
 }
 
-float Bias(const Query& query, const PageTurns& turns, const float* turn, int slot) {
-  int64_t sum = 0;
-  for (size_t p = 0; p < query.re.size(); ++p) {
-    const float c = turn[p], s = turn[turns.stride() + p];
-    const int re = Nearest(std::fma(query.im[p], s, query.re[p] * c));
-    const int im = Nearest(std::fma(-query.re[p], s, query.im[p] * c));
+// What the bias needs of a page, and the bias of one slot.
+class PageBias {
+ public:
+  PageBias(const RotPageRef& form, const PageTurns& turns, const PageView& page, bool round)
+      : turns_(turns), round_(round), planes_(form.rope->planes()), turn_(2 * turns.stride()) {
+    turns.Turn(page.begin, turn_.data());
+    if (round) return;
+    for (int t = 0; t < kSlots; ++t) {
+      for (int p = 0; p < planes_; ++p) {
+        const double angle = static_cast<double>(page.begin + t) * form.rope->inv_freq[p];
+        exact_.push_back(std::cos(angle));
+        exact_.push_back(std::sin(angle));
+      }
+    }
+  }
+
+  float Of(const Query& query, int slot) const {
+    double sum = 0;
+    for (int p = 0; p < planes_; ++p) sum += Plane(query, p, slot);
+    return std::fma(static_cast<float>(sum), query.z_step, query.constant);
+  }
+
+ private:
+  double Plane(const Query& query, int p, int slot) const {
+    if (!round_) {
+      const double* const angle = exact_.data() + 2 * (slot * planes_ + p);
+      return 32767.0 * (query.re[p] * angle[0] + query.im[p] * angle[1]);
+    }
+    const float c = turn_[p], s = turn_[turns_.stride() + p];
+    const double re = Step(std::fma(query.im[p], s, query.re[p] * c), true);
+    const double im = Step(std::fma(-query.re[p], s, query.im[p] * c), true);
     const bool late = slot >= kSlots / 2;
     const int k = late ? slot - kSlots / 2 : kSlots / 2 - 1 - slot;
-    const int plane = static_cast<int>(p);
-    sum += int64_t{re} * turns.Cosine(plane, k) + int64_t{late ? im : -im} * turns.Sine(plane, k);
+    return re * turns_.Cosine(p, k) + (late ? im : -im) * turns_.Sine(p, k);
   }
-  return std::fma(static_cast<float>(sum), query.z_step, query.constant);
-}
+
+  const PageTurns& turns_;
+  bool round_;
+  int planes_;
+  std::vector<float> turn_;
+  std::vector<double> exact_;
+};
 
 float Logit(const RotPageRef& form, const Levels& levels, const Query& query, int slot,
             float bias) {
-  int64_t sum = 0;
+  double sum = 0;  // exact when the query is rounded
   for (int i = 0; i < form.dk; ++i) sum += query.q[i] * levels.k[slot * form.dk + i];
   return std::fma(static_cast<float>(sum), levels.k_scale[slot] * (levels.unit * query.step), bias);
 }
 
 // One row over the slots [first, end) of a page.
 void AddPage(const RotPageRef& form, const Levels& levels, const std::array<float, kSlots>& logits,
-             int first, int end, const SoftmaxPartial& row) {
+             int first, int end, bool round, const SoftmaxPartial& row) {
   const float old_m = *row.l == 0.0f ? -std::numeric_limits<float>::infinity() : *row.m;
   if (*row.l == 0.0f) std::fill_n(row.o, form.dv, 0.0f);
   float m = old_m;
@@ -120,26 +149,39 @@ void AddPage(const RotPageRef& form, const Levels& levels, const std::array<floa
   const float inverse = any ? 255.0f / most : 0.0f;
   const float step = any ? most / 255.0f * levels.unit : 0.0f;
   const float alpha = Exp2(old_m - m);
+  std::array<double, kSlots> units{};
+  for (int t = first; t < end; ++t) units[t] = Step(weight[t] * inverse, round);
   for (int i = 0; i < form.dv; ++i) {
-    int64_t total = 0;
-    for (int t = first; t < end; ++t)
-      total += Nearest(weight[t] * inverse) * levels.v[t * form.dv + i];
+    double total = 0;
+    for (int t = first; t < end; ++t) total += units[t] * levels.v[t * form.dv + i];
     row.o[i] = std::fma(static_cast<float>(total), step, alpha * row.o[i]);
   }
   *row.m = m;
   *row.l = *row.l * alpha + TreeSum(sum);
 }
 
+void AttendRow(const RotPageRef& form, const AttendArgs& args, const PageView& page,
+               const Levels& levels, const PageBias& bias, int64_t r, int end,
+               const SoftmaxPartial& row) {
+  const Query query =
+      MakeQuery(form, args.form.round_query, args.packed_q + r * form.dk, args.raw_q + r * form.dk);
+  std::array<float, kSlots> logits{};
+  for (int t = page.sinks; t < end; ++t) {
+    const float shift = form.mean == nullptr ? 0.0f : bias.Of(query, t);
+    logits[t] = Logit(form, levels, query, t, shift);
+  }
+  AddPage(form, levels, logits, page.sinks, end, args.form.round_weights, row);
+}
+
 }  // namespace
 
-void AttendPackedRef(const RotPageRef& form, const AttendArgs& args,
+void AttendPackedRef(const RotPageRef& form, const PageTurns& turns, const AttendArgs& args,
                      const SoftmaxPartial& partial) {
-  const PageTurns turns(*form.rope, kSlots);
-  std::vector<float> turn(2 * turns.stride());
   AttendScratch scratch;
+  scratch.kt.resize(kSlots * form.dk + 16), scratch.v.resize(kSlots * form.dv + 16);
   for (const PageView& page : args.pages) {
     const Levels levels = ReadPage(form, page);
-    turns.Turn(page.begin, turn.data());
+    const PageBias bias(form, turns, page, args.form.round_bias);
     for (int64_t r = 0; r < static_cast<int64_t>(args.positions.size()); ++r) {
       const int end =
           static_cast<int>(std::min<int64_t>(page.tokens, args.positions[r] - page.begin + 1));
@@ -148,17 +190,9 @@ void AttendPackedRef(const RotPageRef& form, const AttendArgs& args,
         sinks.exact_k = page.sink_k, sinks.exact_v = page.sink_v;
         sinks.exact_k_stride = page.sink_k_stride, sinks.exact_v_stride = page.sink_v_stride;
         sinks.tokens = std::min(page.sinks, page.tokens);
-        scratch.kt.resize(kSlots * form.dk + 16), scratch.v.resize(kSlots * form.dv + 16);
         AttendExactRows(args, sinks, r, r + 1, scratch, partial);
       }
-      if (end <= page.sinks) continue;
-      const Query query = MakeQuery(form, args.packed_q + r * form.dk, args.raw_q + r * form.dk);
-      std::array<float, kSlots> logits{};
-      for (int t = page.sinks; t < end; ++t) {
-        const float bias = form.mean == nullptr ? 0.0f : Bias(query, turns, turn.data(), t);
-        logits[t] = Logit(form, levels, query, t, bias);
-      }
-      AddPage(form, levels, logits, page.sinks, end, partial.Slice(r, 1));
+      if (end > page.sinks) AttendRow(form, args, page, levels, bias, r, end, partial.Slice(r, 1));
     }
   }
 }

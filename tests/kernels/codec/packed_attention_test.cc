@@ -64,7 +64,7 @@ class PackedScene {
     args.raw_q = raw_q_.data() + first * args.dk;
     args.packed_q = packed_q_.data() + first * args.dk;
     args.rule = {Visibility::kTeacher, 512};
-    args.math = AttentionMath::kInt8;
+    args.form.math = AttentionMath::kInt8;
     return args;
   }
 
@@ -138,7 +138,7 @@ TEST(PackedAttention, HasTheBitsOfThePlainForm) {
       std::vector<float> want(static_cast<size_t>(PartialFloats(scene.rows(), args.dv)));
       const SoftmaxPartial partial = PartialAt(want.data(), scene.rows(), args.dv);
       MakeEmpty(partial);
-      AttendPackedRef(scene.Form(), args, partial);
+      AttendPackedRef(scene.Form(), PageTurns(*args.rope, 64), args, partial);
       EXPECT_TRUE(SameBits(Attend(args), want));
     });
   }
