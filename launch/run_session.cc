@@ -249,6 +249,7 @@ absl::Status CheckCodec(Session& s, const Job& job, int threads, const GlobalOpt
   options.tables = s.calibration.tables;
   options.block_tokens = s.flags.model.block_tokens;
   options.virtual_shards = s.flags.model.virtual_shards;
+  options.attention = s.attention;
   options.numerics = s.numerics;
   options.threads = job.processes() ? threads : threads * job.size();
   KVRING_ASSIGN_OR_RETURN(const SelfCheckMode mode, ParseSelfCheck(s.flags.self_check));
