@@ -13,6 +13,7 @@
 //   bytes) is bound by memory. g = 1: some 350 cycles: bound by memory at 4 bits. g = 8: some 2200 cycles, bound by dot products.
 //   d = 128: twice everything but softmax: shares are those of d = 64 or a little better.
 #include <benchmark/benchmark.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <cstdio>
@@ -61,15 +62,16 @@ class Pages {
     }
     const int64_t page_bytes = (codec_->PageSize(0, 0).total() + 63) / 64 * 64;
     const int64_t count = bytes / page_bytes;
-    memory_.resize(static_cast<size_t>(count * page_bytes + 64));
-    uint8_t* at = memory_.data();
-    while (reinterpret_cast<uintptr_t>(at) % 64 != 0) ++at;
+    const size_t huge = 2 << 20, size = (count * page_bytes + huge - 1) / huge * huge;
+    memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(huge, size)));
+    if (getenv("KV_HUGE")) madvise(memory_.get(), size, MADV_HUGEPAGE);
+    uint8_t* at = memory_.get();
     Encode(d, at, page_bytes);
     for (int64_t i = kMade; i < count; ++i)
       std::copy_n(at + i % kMade * page_bytes, page_bytes, at + i * page_bytes);
     // A stride of about a hundred pages that meets them all.
-    int64_t stride = 97;
-    while (count % stride == 0) stride += 2;
+    int64_t stride = getenv("KV_SEQ") ? 1 : 97;
+    while (stride > 1 && count % stride == 0) stride += 2;
     views_.resize(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) {
       views_[i].packed = at + i * stride % count * page_bytes;
@@ -105,7 +107,10 @@ class Pages {
   RopeTable rope_;
   std::unique_ptr<Codec> codec_;
   std::vector<float> state_;
-  std::vector<uint8_t> memory_;
+  struct Free {
+    void operator()(uint8_t* p) const { std::free(p); }
+  };
+  std::unique_ptr<uint8_t, Free> memory_;
   std::vector<PageView> views_;
   int64_t page_bytes_ = 0;
 };

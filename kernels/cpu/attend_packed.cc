@@ -26,8 +26,8 @@ inline constexpr int64_t kPackedGroup = 12;
 inline constexpr int64_t kFusedRows = 4;
 
 struct RowStep {
-  int end = 0;  // slots [page.first, end) are seen; none when end <= page.first
-  float m = 0.0f, alpha = 1.0f, step = 0.0f;
+  int end;  // slots [page.first, end) are seen; none when end <= page.first
+  float m, step;
 };
 
 }  // namespace kvring
@@ -142,12 +142,16 @@ HWY_INLINE void UnpackBits(int bits, const DotArgs& t, int64_t lanes, uint32_t* 
 
 // Everything of a page that its rows share.
 struct PageStep {
-  const PackedForm& form;
-  const PackedPage& page;
-  const PackedRows& rows;
-  const PackedRoom& room;
-  bool fused;  // codes are read from the page's words
-  F32V k_scale[kParts], v_scale[kParts];
+  PageStep(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
+           const PackedRoom& room)
+      : form(form),
+        page(page),
+        rows(rows),
+        room(room),
+        fused(KVRING_VNNI && rows.rows <= kFusedRows) {
+    ScaleFloats(page.k_scales, k_scale);
+    ScaleFloats(page.v_scales, v_scale);
+  }
 
   DotArgs Side(const uint8_t* words, int64_t stride, int dim) const {
     DotArgs t;
@@ -208,7 +212,7 @@ struct PageStep {
   }
 
   // Logits of row r to weights p_n s_n; l takes their sum before the values' scales come in. The largest weight.
-  float Weights(const RowStep& step, int64_t r, float* s) const {
+  float Weights(const RowStep& step, float alpha, int64_t r, float* s) const {
     const F32 d;
     constexpr int kRegisters = static_cast<int>(16 / hn::MaxLanes(F32()));
     F32V sum[kRegisters];
@@ -222,7 +226,7 @@ struct PageStep {
       most = hn::Max(most, weight);
     }
     float* const l = rows.partial.l + group_first + r;
-    *l = *l * step.alpha + SumVirtual(sum);
+    *l = *l * alpha + SumVirtual(sum);
     return hn::GetLane(hn::MaxOfLanes(d, most));
   }
 
@@ -242,11 +246,12 @@ struct PageStep {
   }
 
   // Each step for all rows before the next step: rows wait for no chain but their own.
-  void Softmax(int64_t count, RowStep* steps) const {
+  void Softmax(int64_t count, RowStep* steps, float* alpha) const {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t row = group_first + r;
       const int64_t seen = rows.positions[row] - page.begin + 1;
       steps[r].end = static_cast<int>(std::min<int64_t>(page.tokens, seen));
+      alpha[r] = 0.0f;
       if (!Sees(steps[r])) continue;
       float *m = rows.partial.m + row, *l = rows.partial.l + row;
       if (*l == 0.0f) {
@@ -254,12 +259,16 @@ struct PageStep {
         std::fill_n(rows.partial.o + row * form.dv, form.dv, 0.0f);
       }
       steps[r].m = Logits(r, steps[r].end, *m, room.logits + r * kPackedBlock);
-      steps[r].alpha = Exp2(*m - steps[r].m);
+      alpha[r] = *m - steps[r].m;
       *m = steps[r].m;
     }
+    const F32 d;
+    for (int64_t r = 0; r < count; r += static_cast<int64_t>(hn::Lanes(d)))
+      hn::Store(Exp2Vec(d, hn::Load(d, alpha + r)), d, alpha + r);
     float largest[kPackedGroup];
     for (int64_t r = 0; r < count; ++r)
-      if (Sees(steps[r])) largest[r] = Weights(steps[r], r, room.logits + r * kPackedBlock);
+      if (Sees(steps[r]))
+        largest[r] = Weights(steps[r], alpha[r], r, room.logits + r * kPackedBlock);
     for (int64_t r = 0; r < count; ++r) {
       uint8_t* const to = room.weights + r * kPackedBlock;
       if (Sees(steps[r])) {
@@ -275,11 +284,11 @@ struct PageStep {
     return part * static_cast<int64_t>(hn::MaxLanes(F32()));
   }
 
-  void AddValues(int64_t r, const RowStep& step) const {
+  void AddValues(int64_t r, const RowStep& step, float scale) const {
     const F32 d;
     float* const o = rows.partial.o + (group_first + r) * form.dv;
     const int32_t* const sums = room.sums + r * form.dv;
-    const F32V alpha = hn::Set(d, step.alpha), unit = hn::Set(d, step.step);
+    const F32V alpha = hn::Set(d, scale), unit = hn::Set(d, step.step);
     for (int64_t i = 0; i < form.dv; i += static_cast<int64_t>(hn::Lanes(d))) {
       const F32V sum = hn::ConvertTo(d, hn::LoadU(I32(), sums + i));
       hn::StoreU(hn::MulAdd(sum, unit, hn::Mul(alpha, hn::LoadU(d, o + i))), d, o + i);
@@ -319,7 +328,9 @@ struct PageStep {
     group_first = first;
     Scores(count);
     RowStep steps[kPackedGroup];
-    Softmax(count, steps);
+    alignas(64) float alpha[16];
+    static_assert(kPackedGroup <= 16);
+    Softmax(count, steps, alpha);
     DotArgs values = Side(page.v_words, form.dv, kPackedBlock);
     if (!fused) values.words = room.values;
     values.a = reinterpret_cast<const uint32_t*>(room.weights);
@@ -328,18 +339,22 @@ struct PageStep {
     values.ldo = form.dv;
     DotBits<DotKind::kWeight>(fused ? form.bits : kReady, values, form.dv, count);
     for (int64_t r = 0; r < count; ++r)
-      if (Sees(steps[r])) AddValues(r, steps[r]);
+      if (Sees(steps[r])) AddValues(r, steps[r], alpha[r]);
   }
 
+  const PackedForm& form;
+  const PackedPage& page;
+  const PackedRows& rows;
+  const PackedRoom& room;
+  bool fused;  // codes are read from the page's words
   int64_t group_first = 0;
+  F32V k_scale[kParts], v_scale[kParts];
 };
 
 void AttendPageImpl(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
                     const PackedRoom& room) {
-  for (const uint8_t* scales : {page.k_scales, page.v_scales}) hwy::Prefetch(scales + page.next);
-  PageStep step{form, page, rows, room, KVRING_VNNI && rows.rows <= kFusedRows, {}, {}};
-  ScaleFloats(page.k_scales, step.k_scale);
-  ScaleFloats(page.v_scales, step.v_scale);
+  for (const uint8_t* scales : {page.k_scales, page.v_scales}) FetchAhead(scales + page.next);
+  PageStep step(form, page, rows, room);
   if (!step.fused) {
     UnpackBits<DotKind::kQuery>(form.bits, step.Side(page.k_words, kPackedBlock, form.dk),
                                 kPackedBlock, room.keys);
