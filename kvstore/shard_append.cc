@@ -197,7 +197,7 @@ void SequenceShardImpl::StorePiece(int layer, const AppendRows& rows, Piece& pie
       }
     }
   }
-  codec_->ToValueDomain(v.data(), piece.count * shape_.kv_heads);
+  codec_->ToValueDomain(layer, v.data(), piece.count);
   if (traits_.lossless) {
     piece.error = EncodeLossless(layer, k.data(), v.data(), piece);
   } else {

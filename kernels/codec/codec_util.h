@@ -44,5 +44,6 @@ CodecMade MakeF32(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeRot(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeInt(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeNf(const CodecRow& row, const CodecOptions& options);
+CodecMade MakeTc(const CodecRow& row, const CodecOptions& options);
 
 }  // namespace kvring

@@ -1,13 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // The codec table. To add a codec: one file that makes it, one row here.
+#include <array>
+
 #include "kernels/codec.h"
 #include "kernels/codec/codec_util.h"
+#include "kernels/codec/tc_bits.h"
 
 namespace kvring {
 namespace {
 
 constexpr const char* kRotFlags = "no-mean,no-balance,g64";
 constexpr const char* kGroupedFlags = "post-rope";
+
+constexpr const char* kTcFlags = "";
+
+constexpr CodecRow TcRow(const char* name, const char* summary, int rate) {
+  return {name, summary, kTcFlags, MakeTc, rate / 100, 0, /*calibrated=*/true, rate};
+}
 
 constexpr CodecRow kCodecs[] = {
     {"rot4", "4.1 bits: rotated keys and values, no calibration (default)", kRotFlags, MakeRot, 4},
@@ -23,7 +32,42 @@ constexpr CodecRow kCodecs[] = {
     {"nf4", "4.5 bits: normal-float codes, laid out as int4", kGroupedFlags, MakeNf, 4},
     {"nf3", "3.5 bits: as nf4", kGroupedFlags, MakeNf, 3},
     {"nf2", "2.5 bits: as nf4", kGroupedFlags, MakeNf, 2},
+    TcRow("tc4", "4.1 bits: calibrated transform code, best per byte; tc@BITS for any 1 to 6", 400),
+    TcRow("tc3", "3.1 bits: as tc4", 300),
+    TcRow("tc2.5", "2.6 bits: as tc4", 250),
+    TcRow("tc2", "2.1 bits: as tc4", 200),
+    TcRow("tc1.5", "1.6 bits: as tc4", 150),
 };
+
+// tc@1 to tc@6 in hundredths.
+constexpr int kLowestRate = 100, kRates = 501;
+struct RateName {
+  char text[8] = {};
+};
+
+constexpr std::array<RateName, kRates> MakeRateNames() {
+  std::array<RateName, kRates> names;
+  for (int i = 0; i < kRates; ++i) {
+    const int rate = kLowestRate + i;
+    char* to = names[i].text;
+    for (const char c : {'t', 'c', '@'}) *to++ = c;
+    *to++ = static_cast<char>('0' + rate / 100);
+    if (rate % 100 == 0) continue;
+    *to++ = '.';
+    *to++ = static_cast<char>('0' + rate / 10 % 10);
+    if (rate % 10 != 0) *to++ = static_cast<char>('0' + rate % 10);
+  }
+  return names;
+}
+constexpr std::array<RateName, kRates> kRateNames = MakeRateNames();
+
+constexpr std::array<CodecRow, kRates> MakeRateRows() {
+  std::array<CodecRow, kRates> rows{};
+  for (int i = 0; i < kRates; ++i)
+    rows[i] = TcRow(kRateNames[i].text, "as tc4, at any number of bits", kLowestRate + i);
+  return rows;
+}
+constexpr std::array<CodecRow, kRates> kRateRows = MakeRateRows();
 
 }  // namespace
 
@@ -33,7 +77,12 @@ const CodecRow* FindCodec(const std::string& name) {
   for (const CodecRow& row : kCodecs) {
     if (name == row.name) return &row;
   }
-  return nullptr;
+  const int rate = ParseTcRate(name);
+  if (rate == 0 || name.find('@') == std::string::npos) return nullptr;
+  for (const CodecRow& row : kCodecs) {
+    if (row.rate == rate) return &row;  // "tc@2.5" is tc2.5
+  }
+  return &kRateRows[rate - kLowestRate];
 }
 
 }  // namespace kvring

@@ -82,8 +82,8 @@ class RotCodec final : public Codec {
     state_.Freeze(block_sums, state);
   }
 
-  void ToValueDomain(float* v, int64_t rows) const override {
-    value_transform_.Rows(v, rows, value_transform_.signs().data(), v);
+  void ToValueDomain(int, float* v, int64_t tokens) const override {
+    value_transform_.Rows(v, tokens * shape_.kv_heads, value_transform_.signs().data(), v);
   }
   void FinishOutput(int, int, float* o, int64_t rows) const override {
     value_transform_.RowsInverse(o, rows, value_transform_.signs().data(), o);

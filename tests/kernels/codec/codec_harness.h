@@ -199,7 +199,7 @@ class CodecHarness {
       RopeAngles(rope_, begin_ + r / c_.kv_heads, angles.data());
       RopeRotate(rope_, angles.data(), &k_rope_[r * c_.dk]);
     }
-    codec().ToValueDomain(v_domain_.data(), tokens_ * c_.kv_heads);
+    codec().ToValueDomain(0, v_domain_.data(), tokens_);
     for (float& x : k_rope_) x = RoundHalf(x);
     for (float& x : v_domain_) x = RoundHalf(x);
   }
