@@ -15,6 +15,9 @@ foreach(library ${libraries})
 endforeach()
 if(TARGET kvring)
   install(TARGETS kvring RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  # The program looks for them at ../share/kvring/calibration from its own folder.
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/launch/calibration/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvring/calibration
+    FILES_MATCHING PATTERN "*.safetensors")
 endif()
 
 if(libraries)

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // `kvring eval`: quality against bytes, as a table and as JSON.
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "kvstore/codec_spec.h"
+#include "launch/calibration_lookup.h"
 #include "launch/command.h"
+#include "launch/eval_report.h"
 #include "launch/job.h"
-#include "launch/json_file.h"
 #include "launch/lengths.h"
 #include "launch/model_options.h"
 #include "launch/progress.h"
 #include "launch/prompt.h"
 #include "runtime/eval/evaluator.h"
+#include "runtime/eval/retrieval.h"
 #include "runtime/model/vocab_reader.h"
 #include "runtime/text/tokenizer.h"
 
@@ -27,61 +27,26 @@ struct EvalFlags {
   std::string window = "2048", start = "0", chunk;
   int64_t windows = 16;
   int ranks = 1;
+  std::string task = "loss";
+  NeedleOptions needles;
+  std::string length = "2048";
+  bool retrieval() const { return task == "retrieval"; }
 };
 
-absl::StatusOr<std::vector<int32_t>> TextIds(const OpenModel& model, const std::string& path) {
-  KVRING_ASSIGN_OR_RETURN(const VocabData vocab, ReadVocab(*model.file));
-  KVRING_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(vocab));
-  KVRING_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
-  KVRING_ASSIGN_OR_RETURN(EncodeResult encoded,
-                          tokenizer->Encode(text, {BeginToken::kNever, false}));
-  return std::move(encoded.ids);
-}
-
-void PrintTable(const std::vector<EvalRow>& rows) {
-  std::printf("%-22s %7s %9s %9s %9s %10s %21s %9s %7s %8s\n", "kv", "bits", "B/token", "nats",
-              "ppl", "over f16", "95 % interval", "KL", "top-1", "seconds");
-  for (const EvalRow& r : rows) {
-    std::printf("%-22s %7.3f %9.1f %9.5f %9.3f %+10.5f [%+9.5f,%+9.5f] %9.5f %6.2f%% %8.1f\n",
-                r.kv.c_str(), r.bits, r.bytes_per_token, r.nats, r.ppl, r.nats_over_f16,
-                r.ci95.first, r.ci95.second, r.kl, 100 * r.top1, r.seconds);
-  }
-}
-
-nlohmann::ordered_json RowJson(const EvalRow& r) {
-  return {{"kv", r.kv},
-          {"bits", r.bits},
-          {"bytes_per_token", r.bytes_per_token},
-          {"nats", r.nats},
-          {"ppl", r.ppl},
-          {"nats_over_f16", r.nats_over_f16},
-          {"ci95", {r.ci95.first, r.ci95.second}},
-          {"kl", r.kl},
-          {"top1", r.top1},
-          {"seconds", r.seconds},
-          {"window_nats", r.window_nats},
-          {"window_kl", r.window_kl},
-          {"saturated", r.saturated},
-          {"clamped", r.clamped}};
-}
-
-absl::Status WriteJson(const EvalFlags& flags, const EvalOptions& options,
-                       const std::vector<EvalRow>& rows, const std::string& path) {
-  nlohmann::ordered_json json = {{"model", flags.model.model},
-                                 {"text", flags.text},
-                                 {"window", options.window},
-                                 {"windows", options.windows},
-                                 {"start", options.start},
-                                 {"numerics", options.numerics},
-                                 {"visibility", flags.model.visibility},
-                                 {"rows", nlohmann::ordered_json::array()}};
-  for (const EvalRow& row : rows) json["rows"].push_back(RowJson(row));
-  return WriteTextFile(path, json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
-}
-
-absl::Status RunEval(const EvalFlags& flags, const GlobalOptions& global) {
-  EndOnInterrupt();
+// All that both tasks need, but the weights.
+struct EvalSession {
+  OpenModel model;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::vector<int32_t> ids;
   EvalOptions options;
+  EvalHead head;
+};
+
+absl::Status ReadFlags(const EvalFlags& flags, const GlobalOptions& global, EvalSession& s) {
+  EvalOptions& options = s.options;
+  ModelFlags model = flags.model;
+  // Codecs are compared on all their tokens; a question is asked to a cache as it is used.
+  if (model.visibility.empty()) model.visibility = flags.retrieval() ? "packed" : "teacher";
   options.codecs = SplitCodecList(flags.codecs);
   KVRING_ASSIGN_OR_RETURN(options.window, ParseLength(flags.window));
   KVRING_ASSIGN_OR_RETURN(options.start, ParseLength(flags.start));
@@ -90,33 +55,92 @@ absl::Status RunEval(const EvalFlags& flags, const GlobalOptions& global) {
   }
   options.windows = flags.windows;
   options.ranks = flags.ranks;
-  options.block_tokens = flags.model.block_tokens;
-  options.virtual_shards = flags.model.virtual_shards;
+  options.block_tokens = model.block_tokens;
+  options.virtual_shards = model.virtual_shards;
   options.threads = ThreadsPerRank(global.threads, flags.ranks);
-  KVRING_ASSIGN_OR_RETURN(options.rule, ParseVisibility(flags.model));
-  KVRING_ASSIGN_OR_RETURN(const OpenModel model, OpenModelFile(flags.model.model));
-  KVRING_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, TextIds(model, flags.text));
+  KVRING_ASSIGN_OR_RETURN(options.rule, ParseVisibility(model));
+  s.head = {model.model, flags.text, model.visibility, "", {}};
+  return absl::OkStatus();
+}
+
+absl::Status OpenAll(const EvalFlags& flags, EvalSession& s) {
+  KVRING_ASSIGN_OR_RETURN(s.model, OpenModelFile(flags.model.model));
+  KVRING_ASSIGN_OR_RETURN(const VocabData vocab, ReadVocab(*s.model.file));
+  KVRING_ASSIGN_OR_RETURN(s.tokenizer, Tokenizer::Create(vocab));
+  KVRING_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(flags.text));
+  KVRING_ASSIGN_OR_RETURN(EncodeResult encoded,
+                          s.tokenizer->Encode(text, {BeginToken::kNever, false}));
+  s.ids = std::move(encoded.ids);
+  KVRING_ASSIGN_OR_RETURN(CalibrationChoice calibration,
+                          FindCalibration(flags.model.calibration, s.options.codecs,
+                                          flags.model.model, s.model, s.options.block_tokens));
+  s.options.tables = calibration.tables;
+  s.head.calibration = std::move(calibration.used);
+  return absl::OkStatus();
+}
+
+absl::Status LoadWeights(const EvalFlags& flags, EvalSession& s) {
   KVRING_ASSIGN_OR_RETURN(const LinearMath math, ParseMath(flags.model.math));
-  options.numerics = NumericsId(math);
+  s.head.numerics = s.options.numerics = NumericsId(math);
   WeightsOptions weights;
   weights.math = math;
-  KVRING_ASSIGN_OR_RETURN(options.weights, Weights::Load(model.file, model.config, weights));
+  KVRING_ASSIGN_OR_RETURN(s.options.weights, Weights::Load(s.model.file, s.model.config, weights));
+  return absl::OkStatus();
+}
+
+absl::Status RunLoss(const EvalFlags& flags, const GlobalOptions& global, EvalSession& s) {
+  KVRING_RETURN_IF_ERROR(LoadWeights(flags, s));
   Progress progress("eval", "windows",
-                    options.windows * static_cast<int64_t>(options.codecs.size()), global.quiet);
+                    s.options.windows * static_cast<int64_t>(s.options.codecs.size()),
+                    global.quiet);
   KVRING_ASSIGN_OR_RETURN(
       const std::vector<EvalRow> rows,
-      Evaluate(options, ids, [&](int64_t done, int64_t) { progress.Update(done); }));
+      Evaluate(s.options, s.ids, [&](int64_t done, int64_t) { progress.Update(done); }));
   progress.Finish();
-  if (global.json != "-") PrintTable(rows);
-  return global.json.empty() ? absl::OkStatus() : WriteJson(flags, options, rows, global.json);
+  if (global.json != "-") PrintEvalTable(rows);
+  return global.json.empty() ? absl::OkStatus()
+                             : WriteEvalJson(s.head, s.options, rows, global.json);
+}
+
+absl::Status RunRetrieval(const EvalFlags& flags, const GlobalOptions& global, EvalSession& s) {
+  NeedleOptions needles = flags.needles;
+  KVRING_ASSIGN_OR_RETURN(needles.length, ParseLength(flags.length));
+  const int64_t trained = s.model.config.trained_context;
+  if (trained > 0 && needles.length > trained) {
+    return absl::InvalidArgumentError(absl::StrCat("--length ", needles.length, " is beyond the ",
+                                                   trained,
+                                                   " tokens that the model was trained for"));
+  }
+  KVRING_ASSIGN_OR_RETURN(const std::vector<NeedleText> texts,
+                          PlantNeedles(*s.tokenizer, s.ids, needles));
+  KVRING_RETURN_IF_ERROR(LoadWeights(flags, s));
+  Progress progress("eval", "texts",
+                    needles.texts * (static_cast<int64_t>(s.options.codecs.size()) + 1),
+                    global.quiet);
+  KVRING_ASSIGN_OR_RETURN(
+      const RetrievalResult result,
+      EvaluateRetrieval(s.options, texts, [&](int64_t done, int64_t) { progress.Update(done); }));
+  progress.Finish();
+  if (global.json != "-") PrintRetrievalTable(result);
+  return global.json.empty() ? absl::OkStatus()
+                             : WriteRetrievalJson(s.head, needles, texts, result, global.json);
+}
+
+absl::Status RunEval(const EvalFlags& flags, const GlobalOptions& global) {
+  EndOnInterrupt();
+  EvalSession session;
+  KVRING_RETURN_IF_ERROR(ReadFlags(flags, global, session));
+  KVRING_RETURN_IF_ERROR(OpenAll(flags, session));
+  return flags.retrieval() ? RunRetrieval(flags, global, session) : RunLoss(flags, global, session);
 }
 
 }  // namespace
 
 CommandAction AddEvalCommand(CLI::App& app, const GlobalOptions& global) {
   auto flags = std::make_shared<EvalFlags>();
-  flags->model.visibility = "teacher";
+  flags->model.visibility = "";  // by task
   AddModelFlags(app, flags->model);
+  AddCalibrationFlag(app, flags->model);
   app.add_option("-f,--file,--text", flags->text, "text to score")->required();
   app.add_option("--kv", flags->codecs, "codecs, a list")->capture_default_str();
   app.add_option("--window", flags->window, "tokens of a window")->capture_default_str();
@@ -126,6 +150,18 @@ CommandAction AddEvalCommand(CLI::App& app, const GlobalOptions& global) {
   app.add_option("--ranks", flags->ranks, "ranks, as threads")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
+  app.add_option("--task", flags->task,
+                 "loss: every token scored (--visibility teacher); retrieval: sentences planted in "
+                 "the text and asked for (--visibility packed)")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"loss", "retrieval"}));
+  app.add_option("--texts", flags->needles.texts, "retrieval: texts")->capture_default_str();
+  app.add_option("--depths", flags->needles.depths, "retrieval: sentences planted in each text")
+      ->capture_default_str();
+  app.add_option("--length", flags->length, "retrieval: tokens of a text with a question")
+      ->capture_default_str();
+  app.add_option("--seed", flags->needles.seed, "retrieval: of keys and phrases")
+      ->capture_default_str();
   return [flags, &global] { return RunEval(*flags, global); };
 }
 

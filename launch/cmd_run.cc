@@ -12,6 +12,7 @@ CommandAction AddRunCommand(CLI::App& app, const GlobalOptions& global) {
   auto flags = std::make_shared<RunFlags>();
   RunFlags& f = *flags;
   AddModelFlags(app, f.model);
+  AddCalibrationFlag(app, f.model);
   app.add_option("-f,--file,--text", f.prompt.files,
                  "document to read, - for standard input; may be given several times");
   app.add_option("-p,--prompt,--question", f.prompt.question, "what to ask about it");

@@ -33,6 +33,7 @@ struct CommandRow {
 
 CommandAction AddRunCommand(CLI::App& app, const GlobalOptions& global);
 CommandAction AddEvalCommand(CLI::App& app, const GlobalOptions& global);
+CommandAction AddCalibrateCommand(CLI::App& app, const GlobalOptions& global);
 CommandAction AddTokenizeCommand(CLI::App& app, const GlobalOptions& global);
 CommandAction AddInspectCommand(CLI::App& app, const GlobalOptions& global);
 CommandAction AddMakeModelCommand(CLI::App& app, const GlobalOptions& global);

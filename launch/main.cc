@@ -19,6 +19,8 @@ namespace {
 constexpr CommandRow kCommands[] = {
     {"run", "read a text, answer a question about it", AddRunCommand},
     {"eval", "quality against bytes, for every codec on the same text", AddEvalCommand},
+    {"calibrate", "tables of calibrated codecs (nuq) for a model, from a text",
+     AddCalibrateCommand},
     {"tokenize", "text to token ids", AddTokenizeCommand},
     {"inspect", "what a model file is, or the one thing that is wrong with it", AddInspectCommand},
     {"make-model", "a tiny random model for tests and trials without a network",

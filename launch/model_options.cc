@@ -33,6 +33,13 @@ void AddModelFlags(CLI::App& app, ModelFlags& flags) {
       ->check(CLI::Range(0.1, 86400.0));
 }
 
+void AddCalibrationFlag(CLI::App& app, ModelFlags& flags) {
+  app.add_option("--calibration", flags.calibration,
+                 "tables that `kvring calibrate` made (default: the user's own for this model, "
+                 "else what comes with kvring); may be given several times")
+      ->allow_extra_args(false);
+}
+
 absl::StatusOr<VisibilityRule> ParseVisibility(const ModelFlags& flags) {
   VisibilityRule rule;
   KVRING_ASSIGN_OR_RETURN(rule.cell, ParseLength(flags.cell));

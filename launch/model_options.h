@@ -27,9 +27,12 @@ struct ModelFlags {
   int block_tokens = 64;
   int virtual_shards = 64;
   double timeout_s = 30;
+  std::vector<std::string> calibration;  // files of tables; empty: the usual places
 };
 
 void AddModelFlags(CLI::App& app, ModelFlags& flags);
+// --calibration, for subcommands whose codecs may need tables.
+void AddCalibrationFlag(CLI::App& app, ModelFlags& flags);
 
 absl::StatusOr<VisibilityRule> ParseVisibility(const ModelFlags& flags);
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "launch/json_file.h"
 #include "launch/progress.h"
+#include "launch/result_json.h"
 
 namespace kvring {
 
@@ -31,13 +32,15 @@ absl::Status WriteRunJson(const RunResult& result, const std::string& path) {
                              {"kv_bytes", rank.kv_bytes},
                              {"peak_rss_bytes", rank.peak_rss_bytes}});
   }
+  json["calibration"] = CalibrationJson<nlohmann::ordered_json>(result.calibration);
+  json["drift"] = DriftJson<nlohmann::ordered_json>(SumDrift(result.ranks));
   json["planned_peak_bytes"] = result.planned_peak_bytes;
   json["warnings"] = result.warnings;
   // Text is well-formed UTF-8 already; `replace` keeps a bad warning from ending the program.
   return WriteTextFile(path, json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-void PrintRunSummary(const RunResult& result) {
+void PrintRunSummary(const RunResult& result, bool verbose) {
   std::string tokens;
   for (const RankReport& rank : result.ranks) {
     absl::StrAppend(&tokens, tokens.empty() ? "" : ", ", Grouped(rank.tokens), " (",
@@ -49,6 +52,8 @@ void PrintRunSummary(const RunResult& result) {
   std::fprintf(stderr, "kv       %s: %s allocated, fp16 would take %s (%.2f times as much)\n",
                result.kv.c_str(), HumanBytes(result.kv_bytes).c_str(),
                HumanBytes(result.kv_bytes_f16).c_str(), smaller);
+  const std::string drift = DescribeDrift(SumDrift(result.ranks));
+  if (verbose && !drift.empty()) std::fprintf(stderr, "drift    %s\n", drift.c_str());
   std::fprintf(stderr,
                "time     first token after %.2f s; prompt %.0f tokens/s; answer %zu tokens, %.1f "
                "tokens/s (%s)\n",

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/calibration_lookup.h"
 #include "runtime/base/status.h"
 #include "runtime/engine/rank_report.h"
 
@@ -24,6 +25,7 @@ struct RunResult {
   int64_t kv_bytes_f16 = 0;  // of the same tokens in plain fp16
   std::vector<std::string> logits_hash;
   std::vector<RankReport> ranks;
+  std::vector<UsedCalibration> calibration;
   std::vector<std::string> warnings;
   int64_t planned_peak_bytes = 0;  // of the fullest rank's process, said before the start
 
@@ -36,7 +38,7 @@ struct RunResult {
 // Writes the JSON of cli.md's `run` to a file, or to standard output for "-".
 absl::Status WriteRunJson(const RunResult& result, const std::string& path);
 
-// The closing lines.
-void PrintRunSummary(const RunResult& result);
+// The closing lines; verbose adds what the codec could not represent.
+void PrintRunSummary(const RunResult& result, bool verbose);
 
 }  // namespace kvring

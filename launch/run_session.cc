@@ -9,6 +9,7 @@
 #include "kvstore/codec_spec.h"
 #include "kvstore/sequence_shard.h"
 #include "launch/answer.h"
+#include "launch/calibration_lookup.h"
 #include "launch/lengths.h"
 #include "launch/mpi_spawn.h"
 #include "launch/progress.h"
@@ -30,6 +31,7 @@ struct Session {
   VisibilityRule rule;
   LinearMath math = LinearMath::kF32;
   std::string numerics;
+  CalibrationChoice calibration;
   std::shared_ptr<const Codec> codec;
   std::unique_ptr<Tokenizer> tokenizer;
   Prompt prompt;
@@ -83,9 +85,23 @@ absl::Status OpenAll(Session& s) {
   KVRING_ASSIGN_OR_RETURN(s.model, OpenModelFile(s.flags.model.model));
   std::vector<const RopeTable*> rope;
   for (const RopeTable& table : s.model.config.rope) rope.push_back(&table);
-  KVRING_ASSIGN_OR_RETURN(
-      s.codec, MakeCodec(s.flags.kv, s.model.config.kv_shape(s.flags.model.block_tokens), rope));
+  const ModelFlags& flags = s.flags.model;
+  KVRING_ASSIGN_OR_RETURN(s.calibration, FindCalibration(flags.calibration, {s.flags.kv},
+                                                         flags.model, s.model, flags.block_tokens));
+  KVRING_ASSIGN_OR_RETURN(s.codec,
+                          MakeCodec(s.flags.kv, s.model.config.kv_shape(flags.block_tokens), rope,
+                                    s.calibration.tables));
   return absl::OkStatus();
+}
+
+// Ranks on several hosts look into files of their own; tables that differ would be read as each other's.
+absl::Status SameTables(const Session& s, Job& job, absl::Duration timeout) {
+  const int64_t mine = static_cast<int64_t>(s.calibration.hash());
+  KVRING_ASSIGN_OR_RETURN(const int64_t leaders, job.FromLeader(mine, timeout));
+  if (mine == leaders) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("has other calibration tables for --kv ", s.flags.kv,
+                   " than rank 0: give all ranks the same file with --calibration"));
 }
 
 absl::Status ReadPrompt(Session& s) {
@@ -191,6 +207,9 @@ void PrintHead(const Session& s, const Job& job, int threads, const GlobalOption
   Say(global, absl::StrCat("prompt   ", Grouped(s.prompt.ids.size()), " tokens (", s.prompt.form,
                            "), then up to ", Grouped(s.new_tokens), " new ones"));
   if (global.verbose) Say(global, absl::StrCat("         ", s.prompt.rule));
+  for (const UsedCalibration& used : s.calibration.used) {
+    if (global.verbose) Say(global, absl::StrCat("tables   ", DescribeCalibration(used)));
+  }
   const ShardMap map = MapOf(s, job.size());
   std::string per_rank;
   for (int slot = 0; slot < job.size(); ++slot) {
@@ -252,11 +271,17 @@ absl::Status LeadGroup(Session& s, const Job& job, RankGroup& group, int64_t poo
   KVRING_RETURN_IF_ERROR(Answer(*engine, answer, result));
   result.kv = s.codec->traits().id;
   result.numerics = s.numerics;
+  result.calibration = s.calibration.used;
   result.warnings = s.warnings;
+  const std::string drift = DriftWarning(SumDrift(result.ranks), result.kv);
+  if (!drift.empty()) {
+    result.warnings.push_back(drift);
+    Say(global, absl::StrCat("warning  ", drift));
+  }
   const int64_t cached = result.prompt_tokens + static_cast<int64_t>(result.tokens.size()) - 1;
   result.kv_bytes_f16 = KvBytesF16(s.model.config.kv_shape(s.flags.model.block_tokens), cached);
   KVRING_RETURN_IF_ERROR(group.Stop());
-  if (!global.quiet) PrintRunSummary(result);
+  if (!global.quiet) PrintRunSummary(result, global.verbose);
   return global.json.empty() ? absl::OkStatus() : WriteRunJson(result, global.json);
 }
 
@@ -275,6 +300,7 @@ absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
   if (!job->processes()) EndOnInterrupt();
   const absl::Duration loading = absl::Seconds(300);
   KVRING_RETURN_IF_ERROR(job->Agree(Prepare(s, *job, global), loading));
+  KVRING_RETURN_IF_ERROR(job->Agree(SameTables(s, *job, loading), loading));
   const int threads = ThreadsPerRank(global.threads, job->ranks_on_host());
   // Which products are fastest is measured once, on rank 0: two ranks could find two answers.
   KVRING_ASSIGN_OR_RETURN(const int64_t math,

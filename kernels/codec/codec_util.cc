@@ -102,6 +102,18 @@ void StoreColumn(const float* x, int rows, int64_t slot, int64_t lanes, float* t
   for (int i = 0; i < rows; ++i) tile[i * lanes + slot] = x[i];
 }
 
+void OverlayKeySinks(const PageView& page, int dk, int64_t block_tokens, float* kt) {
+  std::vector<float> column(dk);
+  const int sinks = std::min(page.sinks, page.tokens);
+  for (int t = 0; t < sinks; ++t) {
+    LoadHalfRow(page.sink_k + t * page.sink_k_stride, dk, column.data());
+    StoreColumn(column.data(), dk, t, block_tokens, kt);
+  }
+  if (page.tokens == block_tokens) return;
+  for (int64_t i = 0; i < dk; ++i)
+    std::fill(kt + i * block_tokens + page.tokens, kt + (i + 1) * block_tokens, 0.0f);
+}
+
 void OverlayValueSinks(const PageView& page, int dv, int block_tokens, float* v) {
   const int sinks = std::min(page.sinks, page.tokens);
   for (int t = 0; t < sinks; ++t) {

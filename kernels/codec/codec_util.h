@@ -35,6 +35,9 @@ void LoadHalfRow(const Half* from, int n, float* to);
 // Column `slot` of tile [rows][lanes] = x.
 void StoreColumn(const float* x, int rows, int64_t slot, int64_t lanes, float* tile);
 
+// The key tile's [dk][block] sinks and unused slots: columns 0..sinks-1 from page.sink_k, columns from page.tokens on zero.
+void OverlayKeySinks(const PageView& page, int dk, int64_t block_tokens, float* kt);
+
 // The value tile's sinks and unused slots: rows 0..sinks-1 from page.sink_v, rows from page.tokens on zero.
 void OverlayValueSinks(const PageView& page, int dv, int block_tokens, float* v);
 
@@ -44,6 +47,7 @@ CodecMade MakeF32(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeRot(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeInt(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeNf(const CodecRow& row, const CodecOptions& options);
+CodecMade MakeNuq(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeTc(const CodecRow& row, const CodecOptions& options);
 
 }  // namespace kvring

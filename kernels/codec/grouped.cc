@@ -167,14 +167,7 @@ void GroupedCodec::Unpack(const uint8_t* words, const uint8_t* params, int64_t p
 
 void GroupedCodec::DecodeKeys(int layer, int, const float*, const PageView& page, float* kt) const {
   Unpack(page.packed, page.packed + key_words_, shape_.dk, shape_.dk, block_, kt);
-  std::vector<float> column(std::max<size_t>(shape_.dk, 2));
-  const int sinks = std::min(page.sinks, page.tokens);
-  for (int t = 0; t < sinks; ++t) {
-    LoadHalfRow(page.sink_k + t * page.sink_k_stride, shape_.dk, column.data());
-    StoreColumn(column.data(), shape_.dk, t, block_, kt);
-  }
-  for (int64_t i = 0; i < shape_.dk; ++i)
-    std::fill(kt + i * block_ + page.tokens, kt + (i + 1) * block_, 0.0f);
+  OverlayKeySinks(page, shape_.dk, block_, kt);
   if (angles_.empty()) return;
   const PageAngles& angles = *angles_[layer];
   std::vector<float> base(2 * angles.table().planes());

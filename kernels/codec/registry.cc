@@ -11,6 +11,10 @@ namespace {
 
 constexpr const char* kRotFlags = "no-mean,no-balance,g64";
 constexpr const char* kGroupedFlags = "post-rope";
+// Those of tables (nuq_rules.h) in the order of table ids, then those of run time.
+constexpr const char* kNuqFlags =
+    "post-rope,token-keys,channel-values,cap,qnorm,fisher,unweighted,no-sinks,"
+    "exact,token,paper,int,nf,sinks0,sinks1,sinks5";
 
 constexpr const char* kTcFlags = "";
 
@@ -32,6 +36,19 @@ constexpr CodecRow kCodecs[] = {
     {"nf4", "4.5 bits: normal-float codes, laid out as int4", kGroupedFlags, MakeNf, 4},
     {"nf3", "3.5 bits: as nf4", kGroupedFlags, MakeNf, 3},
     {"nf2", "2.5 bits: as nf4", kGroupedFlags, MakeNf, 2},
+    {"nuq4", "4.3 bits: calibrated codes, keys per channel, values per token (KVQuant)", kNuqFlags,
+     MakeNuq, 4, 0, true},
+    {"nuq4-0.1%", "as nuq4, 0.1 % of the elements kept apart", kNuqFlags, MakeNuq, 4, 0.001, true},
+    {"nuq4-0.5%", "as nuq4, 0.5 % of the elements kept apart", kNuqFlags, MakeNuq, 4, 0.005, true},
+    {"nuq4-1%", "as nuq4, 1 % of the elements kept apart", kNuqFlags, MakeNuq, 4, 0.01, true},
+    {"nuq3", "3.3 bits: as nuq4", kNuqFlags, MakeNuq, 3, 0, true},
+    {"nuq3-0.1%", "as nuq3, 0.1 % of the elements kept apart", kNuqFlags, MakeNuq, 3, 0.001, true},
+    {"nuq3-0.5%", "as nuq3, 0.5 % of the elements kept apart", kNuqFlags, MakeNuq, 3, 0.005, true},
+    {"nuq3-1%", "as nuq3, 1 % of the elements kept apart", kNuqFlags, MakeNuq, 3, 0.01, true},
+    {"nuq2", "2.3 bits: as nuq4", kNuqFlags, MakeNuq, 2, 0, true},
+    {"nuq2-0.1%", "as nuq2, 0.1 % of the elements kept apart", kNuqFlags, MakeNuq, 2, 0.001, true},
+    {"nuq2-0.5%", "as nuq2, 0.5 % of the elements kept apart", kNuqFlags, MakeNuq, 2, 0.005, true},
+    {"nuq2-1%", "as nuq2, 1 % of the elements kept apart", kNuqFlags, MakeNuq, 2, 0.01, true},
     TcRow("tc4", "4.1 bits: calibrated transform code, best per byte; tc@BITS for any 1 to 6", 400),
     TcRow("tc3", "3.1 bits: as tc4", 300),
     TcRow("tc2.5", "2.6 bits: as tc4", 250),

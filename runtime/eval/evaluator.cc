@@ -6,11 +6,10 @@
 #include <numeric>
 #include <span>
 
-#include "kvstore/codec_spec.h"
 #include "kvstore/sequence_shard.h"
 #include "runtime/base/clock.h"
-#include "runtime/engine/rank_group.h"
 #include "runtime/eval/bootstrap.h"
+#include "runtime/eval/eval_group.h"
 #include "runtime/eval/scorer.h"
 
 namespace kvring {
@@ -21,30 +20,19 @@ struct Candidate {
   std::string spec;
   std::unique_ptr<RankGroup> group;
   EvalRow row;
-  double kv_bytes = 0;
+  double kv_bytes = 0, page_bytes = 0;
   std::vector<float> nats, differences;
   double kl_sum = 0;
   int64_t agree = 0;
 };
 
 absl::StatusOr<Candidate> MakeCandidate(const EvalOptions& o, const std::string& spec) {
-  const ModelConfig& config = o.weights->config();
-  const KvShape shape = config.kv_shape(o.block_tokens);
-  std::vector<const RopeTable*> rope;
-  for (const RopeTable& table : config.rope) rope.push_back(&table);
-  ExecutorOptions executor;
-  KVRING_ASSIGN_OR_RETURN(executor.codec, MakeCodec(spec, shape, rope));
-  executor.weights = o.weights;
-  executor.rule = o.rule;
-  executor.block_tokens = o.block_tokens;
-  executor.virtual_shards = o.virtual_shards;
-  executor.timeout = absl::Minutes(10);
-  executor.numerics = o.numerics;
   Candidate c;
   c.spec = spec;
-  c.row.kv = executor.codec->traits().id;
-  c.row.bits = BitsPerElement(*executor.codec, shape);
-  KVRING_ASSIGN_OR_RETURN(c.group, RankGroup::Threads(o.ranks, o.threads, executor));
+  KVRING_ASSIGN_OR_RETURN(c.group, MakeEvalGroup(o, spec));
+  const Codec& codec = c.group->leader().codec();
+  c.row.kv = codec.traits().id;
+  c.row.bits = BitsPerElement(codec, o.weights->config().kv_shape(o.block_tokens));
   return c;
 }
 
@@ -53,15 +41,7 @@ StepPlan ChunkPlan(const EvalOptions& o, const Codec& codec, std::span<const int
   StepPlan plan;
   plan.numerics = o.numerics;
   if (begin == 0) plan.ops.push_back({SequenceOp::Kind::kCreate, 1, 0, 0, 0});
-  Slice slice;
-  slice.sequence = 1;
-  slice.begin = begin;
-  slice.ids.assign(window.begin() + begin, window.begin() + end);
-  slice.scheme = Scheme::kGatherQ;
-  const int64_t prefix = codec.traits().prefix_tokens;
-  slice.mean_exchange = prefix > 0 && begin < prefix && end >= prefix;
-  slice.want = Want::kAll;
-  plan.slices.push_back(std::move(slice));
+  plan.slices.push_back(MakeEvalSlice(codec, 1, window, begin, end, Want::kAll));
   plan.report = end == static_cast<int64_t>(window.size());
   return plan;
 }
@@ -81,9 +61,14 @@ absl::StatusOr<std::vector<float>> RunWindow(const EvalOptions& o, Candidate& c,
     hidden.insert(hidden.end(), rows.begin(), rows.end());
     for (const RankReport& rank : result.reports) {
       c.kv_bytes += static_cast<double>(rank.kv_bytes);
+      c.page_bytes += static_cast<double>(rank.page_bytes);
       c.row.saturated += rank.saturated;
+      c.row.overflow += rank.overflow;
       c.row.clamped += rank.clamped;
     }
+    const std::vector<LayerDrift> drift = SumDrift(result.reports);
+    c.row.drift.resize(std::max(c.row.drift.size(), drift.size()));
+    for (size_t i = 0; i < drift.size(); ++i) c.row.drift[i].Add(drift[i]);
   }
   StepPlan close;
   close.numerics = o.numerics;
@@ -103,6 +88,13 @@ void AddScore(Candidate& c, const WindowScore& score, const WindowScore& base) {
   c.agree += score.top1_agree;
 }
 
+// Bits per element where pages grow: what the windows' pages took.
+double MeasuredBits(const EvalOptions& o, const Candidate& c) {
+  const ModelConfig& config = o.weights->config();
+  const double row = static_cast<double>(config.layers) * config.kv_heads * (config.dk + config.dv);
+  return 8 * c.page_bytes / (row * static_cast<double>(o.window * o.windows));
+}
+
 EvalRow Summarize(const EvalOptions& o, Candidate& c) {
   const double n = static_cast<double>(c.nats.size());
   c.row.nats = std::accumulate(c.nats.begin(), c.nats.end(), 0.0) / n;
@@ -111,6 +103,7 @@ EvalRow Summarize(const EvalOptions& o, Candidate& c) {
   c.row.ci95 = BootstrapInterval(c.differences);
   c.row.kl = c.kl_sum / n;
   c.row.top1 = static_cast<double>(c.agree) / n;
+  if (c.group->leader().codec().traits().growing_page) c.row.bits = MeasuredBits(o, c);
   c.row.bytes_per_token = c.kv_bytes / static_cast<double>(o.window * o.windows);
   return c.row;
 }

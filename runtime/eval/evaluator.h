@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/codec_tables.h"
 #include "kernels/visibility.h"
+#include "runtime/engine/rank_report.h"
 #include "runtime/model/weights.h"
 
 namespace kvring {
@@ -18,6 +20,7 @@ namespace kvring {
 struct EvalOptions {
   std::shared_ptr<const Weights> weights;
   std::vector<std::string> codecs;
+  std::shared_ptr<const CodecTables> tables;  // for codecs that need some
   VisibilityRule rule{Visibility::kTeacher, 512};
   int block_tokens = 64;
   int virtual_shards = 64;
@@ -32,7 +35,8 @@ struct EvalOptions {
 
 struct EvalRow {
   std::string kv;
-  double bits = 0;             // allocated, per element of a full page
+  // Allocated, per element of a full page; where pages grow with their content, of the windows' pages on average.
+  double bits = 0;
   double bytes_per_token = 0;  // allocated in the run: pages, exact rows, sinks, state, padding
   double nats = 0;             // mean per scored token
   double ppl = 0;
@@ -43,7 +47,8 @@ struct EvalRow {
   double seconds = 0;
   std::vector<double> window_nats;  // sums
   std::vector<double> window_kl;    // means per token
-  int64_t saturated = 0, clamped = 0;
+  int64_t saturated = 0, overflow = 0, clamped = 0;
+  std::vector<LayerDrift> drift;  // of all windows, by layer
 };
 
 // done and total count windows x codecs.

@@ -7,7 +7,10 @@
 
 namespace kvring {
 
-// The mock in all its forms, then every row of the codec table with heads of 64 numbers.
+// The mock in all its forms, then every row of the codec table with heads of 64 numbers; of calibrated rows those forms
+// that differ to a shard.
 const std::vector<Subject>& AllSubjects();
+const Subject& NamedSubject(
+    const std::string& name);  // "rot4", "nuq2-1%:paper"; aborts when there is none
 
 }  // namespace kvring

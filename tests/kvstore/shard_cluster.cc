@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kvstore/kv_bytes.h"
 #include "tests/support/mock_codec.h"
 
 namespace kvring {
@@ -47,6 +48,17 @@ void AppendRowBytes(const Half* rows, int64_t stride, int count, int size, std::
   for (int t = 0; t < count; ++t) {
     out.append(reinterpret_cast<const char*>(rows + t * stride), size * sizeof(Half));
   }
+}
+
+// What lies beyond PageSize is seen in what it decodes to.
+void AppendTiles(const Codec& codec, int layer, int head, const PageView& view, std::string& out) {
+  constexpr int kBlock = 64;
+  const CodecTraits& traits = codec.traits();
+  std::vector<float> k(kBlock * traits.dk), v(kBlock * traits.dv);
+  codec.DecodeKeys(layer, head, nullptr, view, k.data());
+  codec.DecodeValues(layer, head, nullptr, view, v.data());
+  out.append(reinterpret_cast<const char*>(k.data()), k.size() * sizeof(float));
+  out.append(reinterpret_cast<const char*>(v.data()), v.size() * sizeof(float));
 }
 
 }  // namespace
@@ -228,6 +240,9 @@ ShardCluster::Content ShardCluster::Read() const {
           std::string& bytes = content[{layer, head, view.begin}];
           bytes = absl::StrCat(view.tokens, " tokens ", view.sinks, " sinks;");
           if (view.packed) bytes.append(reinterpret_cast<const char*>(view.packed), page_bytes);
+          if (view.packed && subject_.codec->traits().growing_page) {
+            AppendTiles(*subject_.codec, layer, head, view, bytes);
+          }
           bytes += ";";
           if (view.exact_k) {
             AppendRowBytes(view.exact_k, view.exact_k_stride, view.tokens, shape.dk, bytes);
@@ -250,24 +265,36 @@ ShardCluster::Content ShardCluster::Read() const {
   return content;
 }
 
+int64_t ShardCluster::PlannedPages(int slot) const {
+  const SlotSizes sizes(*subject_.codec, subject_.shape);
+  const LayerSlots slots = SlotsAtRest(*subject_.codec, map_, slot, length_, rule_);
+  int64_t bytes = 0;
+  for (const int64_t size : sizes.pages) bytes += slots.pages * size;
+  return bytes;
+}
+
 std::string ShardCluster::CheckBytes(bool alone) const {
   const Codec& codec = *subject_.codec;
   for (size_t rank = 0; rank < shards_.size(); ++rank) {
     const SequenceShard& shard = *shards_[rank];
     const int slot = map_.SlotOfRank(static_cast<int>(rank));
     const int64_t expected = KvBytes(codec, subject_.shape, map_, slot, length_, rule_);
-    if (shard.bytes() != expected) {
+    const int64_t pages = PlannedPages(slot);
+    const bool grows = codec.traits().growing_page;  // KvBytes knows the smallest pages
+    if (shard.bytes() - shard.page_bytes() != expected - pages || shard.page_bytes() < pages ||
+        (shard.page_bytes() != pages && !grows)) {
       return absl::StrCat(subject_.name, " ", RuleName(rule_), " rank ", rank, " of ",
                           shards_.size(), ", length ", length_, ": holds ", shard.bytes(),
-                          " bytes, KvBytes says ", expected);
+                          " bytes, ", shard.page_bytes(), " in pages, KvBytes says ", expected,
+                          ", ", pages, " in pages");
     }
     int64_t state = 0;
     for (int layer = 0; layer < subject_.shape.layers; ++layer) {
       if (shard.frozen(layer)) state += codec.StateBytes() * subject_.shape.kv_heads;
     }
-    if (alone && pools_[rank]->bytes_in_use() != expected - state) {
+    if (alone && pools_[rank]->bytes_in_use() != shard.bytes() - state) {
       return absl::StrCat(subject_.name, ": the pool has ", pools_[rank]->bytes_in_use(),
-                          " bytes in use, the shard holds ", expected - state);
+                          " bytes in use, the shard holds ", shard.bytes() - state);
     }
   }
   return "";

@@ -46,11 +46,13 @@ class ShardCluster {
   absl::Status Truncate(int64_t length);
   absl::StatusOr<std::unique_ptr<ShardCluster>> Fork(int64_t length) const;
 
-  // Everything that can be read, by (layer, head, first position), whatever rank it lies on. The packed bytes are whole pages.
+  // Everything that can be read, by (layer, head, first position), whatever rank it lies on. The packed bytes are pages of
+  // PageSize, for pages that grow beyond it also what they decode to.
   using Content = std::map<std::tuple<int, int, int64_t>, std::string>;
   Content Read() const;
 
-  // Empty, or what differs between bytes(), the pools and KvBytes. `alone`: the pools hold nothing else.
+  // Empty, or what differs between bytes(), page_bytes(), the pools and KvBytes (for pages that grow, a lower bound).
+  // `alone`: the pools hold nothing else.
   std::string CheckBytes(bool alone = true) const;
   // NaN into every row of exact slots that is not in use.
   void PoisonUnused();
@@ -70,6 +72,7 @@ class ShardCluster {
   ShardCluster(const ShardCluster& other, int64_t length);
   absl::Status Layer(int layer, int64_t end, int parts);
   absl::Status Freeze(int layer);
+  int64_t PlannedPages(int slot) const;
 
   const Subject& subject_;
   VisibilityRule rule_;

@@ -18,13 +18,7 @@ using ::testing::IsEmpty;
 
 constexpr VisibilityRule kCells{Visibility::kExactCell, 256};
 
-const Subject& Named(const std::string& name) {
-  for (const Subject& subject : AllSubjects()) {
-    if (subject.name == name) return subject;
-  }
-  ADD_FAILURE() << name;
-  return AllSubjects()[0];
-}
+const Subject& Named(const std::string& name) { return NamedSubject(name); }
 
 std::unique_ptr<SequenceShard> OneRank(const Subject& subject, PagePool& pool, const ShardMap& map,
                                        int rank = 0, const VisibilityRule& rule = kCells) {
@@ -258,7 +252,7 @@ TEST(ShardFaults, OffsetsBeyond32Bits) {
     const CodecRow* row = FindCodec(name);
     ASSERT_NE(row, nullptr);
     subject.name = name;
-    subject.codec = row->make(*row, {subject.shape, subject.RopePointers(), {}}).codec;
+    subject.codec = row->make(*row, {subject.shape, subject.RopePointers(), {}, nullptr}).codec;
     ASSERT_NE(subject.codec, nullptr) << name;
     const ShardMap map = *ShardMap::Create(4096, 4096, 64, 0);
     PagePool pool(int64_t{1} << 30);

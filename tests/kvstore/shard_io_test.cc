@@ -6,9 +6,11 @@
 
 #include <cstring>
 
+#include "kvstore/codec_spec.h"
 #include "runtime/base/hash.h"
 #include "tests/kvstore/codec_subjects.h"
 #include "tests/kvstore/shard_cluster.h"
+#include "tests/support/nuq_tables.h"
 
 namespace kvring {
 namespace {
@@ -35,6 +37,7 @@ absl::Status Copy(ShardCluster& from, int from_ranks, ShardCluster& to, int to_r
 // Four ranks out, three in: content, bytes, and what follows are the same.
 TEST(ShardIo, AnotherRankCountGoesOnAsIfNothingHappened) {
   for (const Subject& subject : AllSubjects()) {
+    if (subject.codec->traits().shared_page) continue;
     for (const VisibilityRule& rule : AllRules()) {
       for (const int64_t length : {2, 100, 333, 1100}) {
         ShardCluster from(subject, 4, rule);
@@ -51,6 +54,46 @@ TEST(ShardIo, AnotherRankCountGoesOnAsIfNothingHappened) {
       }
     }
   }
+}
+
+TEST(ShardIo, PagesThatAreReadTogetherAreNotStored) {
+  for (const Subject& subject : AllSubjects()) {
+    if (!subject.codec->traits().shared_page) continue;
+    ShardCluster cluster(subject, 1, kCells);
+    ASSERT_TRUE(cluster.Step(100).ok());
+    const absl::Status status = ExportShard(cluster.shard(0), 0).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(subject.name));
+    ShardCluster to(subject, 1, kCells);
+    EXPECT_EQ(ImportShard({}, to.shard(0)).code(), absl::StatusCode::kUnimplemented);
+  }
+}
+
+// The same codec with other tables cannot read the pages.
+TEST(ShardIo, OtherTablesAreRefusedWithBothHashes) {
+  const Subject& subject = NamedSubject("nuq2-0.5%");
+  ShardCluster from(subject, 1, kCells);
+  ASSERT_TRUE(from.Step(300).ok());
+  const auto bytes = ExportShard(from.shard(0), 0);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  const std::string id = "nuq2-0.5%";
+  const auto tables = TestNuqTables(subject.shape);
+  std::vector<float> lower = tables->Find(id + "/k_lo")->values;
+  lower[0] -= 1.0f;
+  Subject other = subject;
+  const auto codec = MakeCodec(id, subject.shape, subject.RopePointers(),
+                               WithNuqTensors(*tables, id, {{"k_lo", lower}}));
+  ASSERT_TRUE(codec.ok()) << codec.status();
+  other.codec = *codec;
+  ShardCluster to(other, 1, kCells);
+  const absl::Status status = ImportShard(*bytes, to.shard(0));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("calibration"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr(HashHex(subject.codec->traits().tables_hash)));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(HashHex(other.codec->traits().tables_hash)));
+  ShardCluster same(subject, 1, kCells);
+  EXPECT_TRUE(ImportShard(*bytes, same.shard(0)).ok());
 }
 
 class ShardIoDamage : public ::testing::Test {
@@ -146,7 +189,7 @@ TEST_F(ShardIoDamage, MismatchesNameBothValues) {
   EXPECT_THAT(refused(other_rule.shard(0), kCpuPageOrder), HasSubstr("visibility"));
   ShardCluster other_shards(from_, 1, kCells, int64_t{1} << 30, 8);
   EXPECT_THAT(refused(other_shards.shard(0), kCpuPageOrder), HasSubstr("16, here 8"));
-  ShardCluster other_codec(AllSubjects().back(), 1, kCells);
+  ShardCluster other_codec(NamedSubject("f16"), 1, kCells);
   EXPECT_THAT(refused(other_codec.shard(0), kCpuPageOrder), HasSubstr("codec: mock"));
   ASSERT_TRUE(Import(bytes_).ok());
   EXPECT_EQ(ImportShard(bytes_, to_.shard(0)).code(), absl::StatusCode::kInvalidArgument)

@@ -87,6 +87,7 @@ TEST_P(ShardLaws, BytesAreExactAtEveryLength) {
 }
 
 TEST_P(ShardLaws, PeakStaysBelowKvPeakBytes) {
+  if (subject().codec->traits().growing_page) return;  // no bound can be known before the tokens
   for (const VisibilityRule& rule : AllRules()) {
     for (const int64_t chunk : {1, 37, 300, 2000}) {
       if (chunk == 1 && !subject().is_mock) continue;

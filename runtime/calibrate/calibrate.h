@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calibration of codecs on a text: windows are drawn, read once forward and once with gradients, and every kind of
+// calibrated codec takes what it needs from the same two passes. The unquantized model, in f32.
+//
+// Deterministic: the same model, text and options give the same bytes, on any number of threads (SetThreads).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvstore/calibration_file.h"
+#include "runtime/base/status.h"
+#include "runtime/model/gguf.h"
+#include "runtime/model/model_config.h"
+
+namespace kvring {
+
+// Shares of the whole, by estimated cost, so that time left can be told from time gone.
+using CalibrationProgress = std::function<void(double share)>;
+
+struct CalibrateOptions {
+  std::shared_ptr<const GgufFile> file;
+  ModelConfig config;
+  std::vector<std::string> codecs;  // as typed; names with the same tables are one
+  int64_t window = 2048;
+  int64_t windows = 16;
+  uint64_t seed = 0;
+  int64_t served_context = 0;  // 0: the window; a note for codecs whose tables depend on it
+  int block_tokens = 64;
+  std::vector<std::string> texts;  // names, for the artifact
+};
+
+struct CalibrationResult {
+  Calibration calibration;
+  std::vector<std::string> notes;
+  double forward_s = 0, backward_s = 0, fit_s = 0;
+  int64_t calibrator_bytes = 0;  // most that the calibrators held
+};
+
+// Everything that can be refused before the long work: codecs, windows, the text's length, the trained context.
+absl::Status CheckCalibrate(const CalibrateOptions& options, int64_t tokens);
+
+// ids: of all texts, one behind the other. Loads the weights itself.
+absl::StatusOr<CalibrationResult> Calibrate(const CalibrateOptions& options,
+                                            std::span<const int32_t> ids,
+                                            const CalibrationProgress& progress);
+
+}  // namespace kvring

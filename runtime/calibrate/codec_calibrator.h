@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a family of calibrated codecs needs of a text: two passes over the same windows, then tables. One calibration feeds
+// any number of these from the same passes (calibrate.h).
+//
+// Not thread-safe; an implementation uses Threads() threads inside a call, with the same bits for any number of them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/codec_tables.h"
+#include "runtime/backward/backward_pass.h"
+#include "runtime/base/status.h"
+
+namespace kvring {
+
+class CodecCalibrator {
+ public:
+  virtual ~CodecCalibrator() = default;
+
+  // Pass 1, layers 0, 1, .. of every window: keys and values alone, as they come (rounded to fp16 inside).
+  virtual void ObserveForward(const LayerGradients& layer) = 0;
+  // After the last window of pass 1. NaN or infinity seen is reported here, with layer and channel.
+  virtual absl::Status FinishForward() = 0;
+  // Pass 2, layers last to first of the same windows in the same order, with gradients.
+  virtual void ObserveBackward(const LayerGradients& layer) = 0;
+  // Adds the tensors of all codecs, by table id. `progress` hears of the share done; it may be empty.
+  virtual absl::Status Finish(CodecTables& tables,
+                              const std::function<void(double share)>& progress) = 0;
+
+  virtual const std::vector<std::string>& table_ids() const = 0;  // in the order asked for
+  // What was unusual, e.g. a layer without gradient. After Finish.
+  virtual const std::vector<std::string>& notes() const = 0;
+  virtual int64_t bytes() const = 0;  // of what it holds now
+};
+
+}  // namespace kvring
