@@ -129,8 +129,8 @@ HWY_EXPORT(TcRefine);
 HWY_EXPORT(TcCode);
 
 constexpr int kLargestLevel = 127;
-constexpr float kUnits[] = {0.0062825556f, 0.011893052f, 0.0169444544f,
-                            0.0215164533f, 0.025675059f, 0.0294811124f};
+constexpr float kLargest[] = {0.797884561f, 1.51041756f, 2.15194571f,
+                              2.73258957f,  3.26073249f, 3.74410127f};
 // Positive levels of 1..6 bits.
 constexpr int8_t kPositive[6][32] = {
     {127},
@@ -152,7 +152,7 @@ Tables MakeTables() {
     TcLevels& levels = tables.levels[bits];
     TcHalf& half = tables.halves[bits];
     const int count = 1 << (bits - 1);
-    levels.unit = kUnits[bits - 1];
+    levels.unit = kLargest[bits - 1] / kLargestLevel;
     half.edges = count - 1;
     for (int j = 0; j < count; ++j) {
       const int8_t level = kPositive[bits - 1][j];
