@@ -20,6 +20,7 @@ static_assert(std::endian::native == std::endian::little, "files are little-endi
 // Some 10,000 tensors. What a header can make us hold grows with its bytes, some 15 times as fast (empty texts).
 constexpr uint64_t kLargestHeader = 1 << 20;
 constexpr size_t kMostDimensions = 8;
+constexpr uint64_t kLargestSize = uint64_t{1} << 62;  // of a dimension: positive as int64_t
 
 // As the header gives it.
 struct Entry {
@@ -166,7 +167,7 @@ absl::Status CheckEntry(const Entry& entry, uint64_t data_bytes, const std::stri
   }
   uint64_t elements = 1;
   for (const uint64_t size : entry.shape) {
-    if (size != 0 && elements > data_bytes / size) {
+    if (size > kLargestSize || (size != 0 && elements > data_bytes / size)) {
       return Damaged(name, absl::StrCat(tensor, ": its shape is larger than the file"));
     }
     elements *= size;

@@ -166,7 +166,7 @@ absl::Status RunCalibrate(const CalibrateFlags& flags, const GlobalOptions& glob
   KVRING_RETURN_IF_ERROR(CheckCalibrate(options, static_cast<int64_t>(ids.size())));
   KVRING_RETURN_IF_ERROR(CheckWritable(path, flags.output.empty()));
   SetThreads(ThreadsPerRank(global.threads, 1));
-  Progress progress("calibrate", "steps", kSteps, global.quiet);
+  Progress progress("calibrate ", "steps", kSteps, global.quiet);
   KVRING_ASSIGN_OR_RETURN(const CalibrationResult result,
                           Calibrate(options, ids, [&](double share) {
                             progress.Update(static_cast<int64_t>(share * kSteps));

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// `kvring inspect FILE`: the header, the tensors, the derived shape, or the one thing that is wrong.
+// `kvring inspect FILE`: of a model the header, the tensors, the derived shape; of a calibration what it was made from and
+// what its codecs take; or the one thing that is wrong.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,8 +12,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kvstore/calibration_file.h"
+#include "kvstore/codec_spec.h"
+#include "kvstore/sequence_shard.h"
 #include "launch/command.h"
 #include "launch/json_file.h"
+#include "runtime/base/hash.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/model_config.h"
 
@@ -167,14 +173,187 @@ absl::Status WriteJson(const GlobalOptions& global, const Json& json) {
   return WriteTextFile(global.json, json.dump(2, ' ', false, Json::error_handler_t::replace));
 }
 
+// One page's outlier slots, and whose page it is.
+struct SlotCount {
+  int64_t slots = 0, layer = 0, head = 0;
+};
+struct SideSummary {
+  bool has_slots = false;
+  SlotCount smallest, largest;
+  double outliers = 0;  // of a token over all heads, mean of the layers
+};
+
+// What the tables of one codec come to.
+struct CodecSummary {
+  std::string id, error;
+  double bits = 0,
+         paper_bits = 0;  // slots in each page (default); as published, exact and one scale a token
+  SideSummary k, v;
+};
+
+SideSummary SummarizeSide(const CodecTables& tables, const std::string& prefix,
+                          const KvShape& shape) {
+  SideSummary side;
+  const CodecTable* const slots = tables.Find(prefix + "_slots");
+  for (size_t i = 0; slots != nullptr && i < slots->values.size(); ++i) {
+    const SlotCount count{static_cast<int64_t>(slots->values[i]),
+                          static_cast<int64_t>(i) / shape.kv_heads,
+                          static_cast<int64_t>(i) % shape.kv_heads};
+    if (!side.has_slots || count.slots < side.smallest.slots) side.smallest = count;
+    if (!side.has_slots || count.slots > side.largest.slots) side.largest = count;
+    side.has_slots = true;
+  }
+  const CodecTable* const outliers = tables.Find(prefix + "_outliers");
+  for (size_t i = 0; outliers != nullptr && i < outliers->values.size(); ++i) {
+    side.outliers += outliers->values[i] / shape.layers;
+  }
+  return side;
+}
+
+CodecSummary Summarize(const Calibration& calibration, const std::string& id) {
+  const KvShape& shape = calibration.info.shape;
+  // Frequencies have no part in sizes; any table of the right size does.
+  const RopeTable rope =
+      MakeRopeTable(RopePairing::kInterleaved, shape.dk, shape.dk / 2 * 2, 1e4, {});
+  const std::vector<const RopeTable*> ropes(shape.layers, &rope);
+  CodecSummary summary;
+  summary.id = id;
+  for (const bool paper : {false, true}) {
+    const auto codec = MakeCodec(paper ? id + ":paper" : id, shape, ropes, calibration.tables);
+    if (!codec.ok()) {
+      summary.error = std::string(codec.status().message());
+      return summary;
+    }
+    (paper ? summary.paper_bits : summary.bits) = BitsPerElement(**codec, shape);
+  }
+  summary.k = SummarizeSide(*calibration.tables, id + "/k", shape);
+  summary.v = SummarizeSide(*calibration.tables, id + "/v", shape);
+  return summary;
+}
+
+std::string ShowSlots(const SideSummary& side) {
+  if (!side.has_slots || side.largest.slots == 0) return "none";
+  const auto show = [](const SlotCount& count) {
+    return absl::StrFormat("%d (layer %d, head %d)", count.slots, count.layer, count.head);
+  };
+  return absl::StrCat(show(side.smallest), " to ", show(side.largest));
+}
+
+void PrintCalibration(const Calibration& calibration, const std::string& path,
+                      const std::vector<CodecSummary>& codecs) {
+  const CalibrationInfo& info = calibration.info;
+  const KvShape& s = info.shape;
+  absl::PrintF("%s: calibration of version %d, %d tensors, hash %s\n", path, info.version,
+               calibration.tables->tensors.size(), HashHex(calibration.tables->hash));
+  absl::PrintF("model: %s, hash %s\n", Shown(info.model_name), info.model_hash);
+  absl::PrintF(
+      "shape: %d layers, %d query heads on %d KV heads, head_dim %d (keys) %d (values), blocks of "
+      "%d tokens\n",
+      s.layers, s.query_heads, s.kv_heads, s.dk, s.dv, s.block_tokens);
+  absl::PrintF("RoPE: %s\n", info.rope);
+  std::vector<std::string> texts;
+  for (const std::string& text : info.texts) texts.push_back(Shown(text));
+  absl::PrintF(
+      "text: %s, %d windows of %d tokens, seed %d, hash %s; the first %d of each left out\n",
+      absl::StrJoin(texts, ", "), info.windows, info.window, info.seed, info.text_hash, info.sinks);
+  absl::PrintF("loss: %.4f nats a token; context to serve: %d tokens\n", info.loss,
+               info.served_context);
+  for (const CodecSummary& codec : codecs) {
+    if (!codec.error.empty()) {
+      absl::PrintF("\n%s: %s\n", codec.id, codec.error);
+      continue;
+    }
+    absl::PrintF("\n%s: %.3f bits an element (:paper %.3f)\n", codec.id, codec.bits,
+                 codec.paper_bits);
+    absl::PrintF("  slots of a page: keys %s, values %s\n", ShowSlots(codec.k), ShowSlots(codec.v));
+    absl::PrintF("  outliers of a token and layer: %.2f keys, %.2f values\n", codec.k.outliers,
+                 codec.v.outliers);
+  }
+}
+
+Json SideJson(const SideSummary& side) {
+  const auto count = [](const SlotCount& c) -> Json {
+    return {{"slots", c.slots}, {"layer", c.layer}, {"head", c.head}};
+  };
+  Json json = {{"outliers_per_token", side.outliers}};
+  if (!side.has_slots) return json;
+  json["smallest"] = count(side.smallest);
+  json["largest"] = count(side.largest);
+  return json;
+}
+
+Json CalibrationJson(const Calibration& calibration, const std::string& path,
+                     const std::vector<CodecSummary>& codecs) {
+  const CalibrationInfo& info = calibration.info;
+  const KvShape& s = info.shape;
+  Json json = {{"file", path},
+               {"kind", "calibration"},
+               {"version", info.version},
+               {"tables_hash", HashHex(calibration.tables->hash)},
+               {"model", {{"name", info.model_name}, {"hash", info.model_hash}}},
+               {"shape",
+                {{"layers", s.layers},
+                 {"query_heads", s.query_heads},
+                 {"kv_heads", s.kv_heads},
+                 {"head_dim", s.dk},
+                 {"value_dim", s.dv},
+                 {"block_tokens", s.block_tokens}}},
+               {"rope", info.rope},
+               {"texts", info.texts},
+               {"text_hash", info.text_hash},
+               {"windows", info.windows},
+               {"window", info.window},
+               {"seed", info.seed},
+               {"sinks", info.sinks},
+               {"served_context", info.served_context},
+               {"loss", info.loss},
+               {"codecs", Json::array()}};
+  for (const CodecSummary& codec : codecs) {
+    Json one = {{"id", codec.id}};
+    if (codec.error.empty()) {
+      one["bits"] = codec.bits;
+      one["bits_paper"] = codec.paper_bits;
+      one["keys"] = SideJson(codec.k);
+      one["values"] = SideJson(codec.v);
+    } else {
+      one["error"] = codec.error;
+    }
+    json["codecs"].push_back(one);
+  }
+  return json;
+}
+
+// A tensor file begins with 8 bytes of length and a JSON object; a model file with "GGUF".
+bool LooksLikeTensorFile(const std::string& path) {
+  char head[9] = {};
+  std::ifstream file(path, std::ios::binary);
+  return file.read(head, sizeof(head)) && head[8] == '{' && std::string(head, 4) != "GGUF";
+}
+
+absl::Status WriteError(const GlobalOptions& global, const std::string& path,
+                        const absl::Status& status) {
+  KVRING_RETURN_IF_ERROR(
+      WriteJson(global, {{"file", path}, {"error", std::string(status.message())}}));
+  return status;
+}
+
+absl::Status InspectCalibration(const std::string& path, const GlobalOptions& global) {
+  const auto calibration = ReadCalibration(path);
+  if (!calibration.ok()) return WriteError(global, path, calibration.status());
+  std::vector<CodecSummary> codecs;
+  for (const std::string& id : calibration->info.codecs) {
+    codecs.push_back(Summarize(*calibration, id));
+  }
+  if (global.json != "-") PrintCalibration(*calibration, path, codecs);
+  std::fflush(stdout);
+  return WriteJson(global, CalibrationJson(*calibration, path, codecs));
+}
+
 absl::Status Inspect(const InspectOptions& options, const GlobalOptions& global) {
+  if (LooksLikeTensorFile(options.file)) return InspectCalibration(options.file, global);
   const bool text = global.json != "-";
   const auto file = GgufFile::Open(options.file);
-  if (!file.ok()) {
-    KVRING_RETURN_IF_ERROR(WriteJson(
-        global, {{"file", options.file}, {"error", std::string(file.status().message())}}));
-    return file.status();
-  }
+  if (!file.ok()) return WriteError(global, options.file, file.status());
   if (text) PrintFile(**file);
   Json json = FileJson(**file);
   const auto config = DeriveModelConfig(**file);
@@ -194,7 +373,7 @@ absl::Status Inspect(const InspectOptions& options, const GlobalOptions& global)
 
 CommandAction AddInspectCommand(CLI::App& app, const GlobalOptions& global) {
   auto options = std::make_shared<InspectOptions>();
-  app.add_option("FILE", options->file, "model file (GGUF)")->required();
+  app.add_option("FILE", options->file, "model file (GGUF) or calibration file")->required();
   return [options, &global] { return Inspect(*options, global); };
 }
 

@@ -174,10 +174,10 @@ void NuqCodec::EncodeToken(Job& job, int slot) const {
     const SideCodec& form = sides_[side];
     const float* const row =
         (side == 0 ? args.k : args.v) + int64_t{slot - args.first} * form.width();
-    if (slot < job.sinks) {
-      form.BlankToken(job.token);
-    } else {
-      form.EncodeToken(args.layer, row, job.token);
+    form.EncodeToken(args.layer, row, job.token);
+    if (slot < job.sinks) {  // read elsewhere: what has no room here is no loss
+      job.token.entries.clear();
+      job.token.saturated = 0;
     }
     form.StoreToken(job.token, slot, job.parts[side].data());
     job.losses.saturated += job.token.saturated;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/half.h"
 
@@ -15,14 +16,20 @@ template <bool kLargest>
 class BestOf {
  public:
   explicit BestOf(int m) : m_(m) {
-    values_.reserve(m + 1);
-    indices_.reserve(m + 1);
+    values_.reserve(m);
+    indices_.reserve(m);
   }
 
   void AddRange(std::span<const float> x, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      if (static_cast<int>(values_.size()) == m_ && !Beats(x[i], values_.back())) continue;
+    int64_t i = begin;
+    for (; i < end && static_cast<int>(values_.size()) < m_; ++i)
       Insert(x[i], static_cast<int32_t>(i));
+    if (i == end) return;
+    float bar = values_.back();
+    for (; i < end; ++i) {
+      if (!Beats(x[i], bar)) continue;
+      Insert(x[i], static_cast<int32_t>(i));
+      bar = values_.back();
     }
   }
 
@@ -31,13 +38,18 @@ class BestOf {
  private:
   static bool Beats(float a, float b) { return kLargest ? a > b : a < b; }
 
+  // Behind its equals; a full list loses its last.
   void Insert(float value, int32_t index) {
-    const auto at = std::upper_bound(values_.begin(), values_.end(), value, Beats);
-    indices_.insert(indices_.begin() + (at - values_.begin()), index);
-    values_.insert(at, value);
-    if (static_cast<int>(values_.size()) <= m_) return;
-    values_.pop_back();
-    indices_.pop_back();
+    if (static_cast<int>(values_.size()) == m_) {
+      values_.pop_back();
+      indices_.pop_back();
+    }
+    values_.push_back(value);
+    indices_.push_back(index);
+    for (size_t at = values_.size() - 1; at > 0 && Beats(value, values_[at - 1]); --at) {
+      std::swap(values_[at], values_[at - 1]);
+      std::swap(indices_[at], indices_[at - 1]);
+    }
   }
 
   int m_;

@@ -153,13 +153,6 @@ void SideCodec::EncodeToken(int layer, const float* row, TokenCode& token) const
   MakeEntries(layer, row, z, s, token);
 }
 
-void SideCodec::BlankToken(TokenCode& token) const {
-  token.codes.assign(width(), 0);
-  token.params.assign(one_scale_ ? 1 : tables_.heads, {});
-  token.entries.clear();
-  token.saturated = 0;
-}
-
 int64_t SideCodec::CountEntries(int layer, const float* row, TokenCode& token) const {
   if (!tables_.by_channel) return 2 * per_side_;
   PickByThreshold(layer, row, token);

@@ -45,8 +45,6 @@ class SideCodec {
 
   // row: [D], finite.
   void EncodeToken(int layer, const float* row, TokenCode& token) const;
-  // A token that attention reads elsewhere: codes and scales of zero.
-  void BlankToken(TokenCode& token) const;
   // Entries that EncodeToken would make.
   int64_t CountEntries(int layer, const float* row, TokenCode& token) const;
   // Codes and scales into the parts; parts: [heads].

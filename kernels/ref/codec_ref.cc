@@ -104,6 +104,83 @@ std::vector<double> KeyShift(const RotPageRef& form, const PageView& page, int t
   return Apply(rotation, x);
 }
 
+int UnsignedAt(const uint8_t* at) { return at[0] | at[1] << 8; }
+
+int64_t NuqWordBytes(const NuqPageRef& form, const NuqSideRef& side) {
+  return side.by_channel ? BytesOfWords(side.dim, form.block_tokens, form.bits)
+                         : BytesOfWords(form.block_tokens, side.dim, form.bits);
+}
+
+// Bytes of a part before its slots: codes, and the scales and offsets that lie with this head.
+int64_t NuqSlotsAt(const NuqPageRef& form, const NuqSideRef& side, int head) {
+  const bool scales = !side.by_channel && (!form.token || head == 0);
+  return NuqWordBytes(form, side) + (scales ? 4 * form.block_tokens : 0);
+}
+
+int64_t NuqPartBytes(const NuqPageRef& form, const NuqSideRef& side, int head) {
+  return NuqSlotsAt(form, side, head) + 4 * (head == 0 ? side.shared_slots : side.slots);
+}
+
+// The numbers of all codes, [tokens][dim]. part, shared: of this side.
+std::vector<double> NuqCodesRef(const NuqPageRef& form, const NuqSideRef& side, const uint8_t* part,
+                                const uint8_t* shared, int tokens) {
+  const uint8_t* const scales = (form.token ? shared : part) + NuqWordBytes(form, side);
+  std::vector<double> x;
+  for (int t = 0; t < tokens; ++t) {
+    for (int i = 0; i < side.dim; ++i) {
+      const int code = side.by_channel ? ReadCode(part, form.block_tokens, form.bits, i, t)
+                                       : ReadCode(part, side.dim, form.bits, t, i);
+      const double z = side.by_channel ? (double{side.hi[i]} + side.lo[i]) / 2
+                                       : HalfAt(scales + 2 * (form.block_tokens + t));
+      const double s =
+          side.by_channel ? (double{side.hi[i]} - side.lo[i]) / 2 : HalfAt(scales + 2 * t);
+      x.push_back(z + s * side.numbers[code]);
+    }
+  }
+  return x;
+}
+
+// Residuals of the fixed slots behind a part's codes and scales.
+void AddSlotsRef(const NuqSideRef& side, const uint8_t* slots, std::vector<double>& x) {
+  for (int i = 0; i < side.slots; ++i) {
+    const size_t index = UnsignedAt(slots + 2 * i);
+    if (index < x.size()) x[index] += HalfAt(slots + 2 * (side.slots + i));
+  }
+}
+
+// Residuals of the lists: counts of keys, of values, then all entries.
+void AddListsRef(const NuqPageRef& form, const NuqSideRef& side, bool values, const uint8_t* lists,
+                 int tokens, std::vector<double>& x) {
+  const uint8_t* entry = lists + 4 * form.block_tokens;
+  for (int t = form.unlisted; t < tokens; ++t) {
+    for (const bool of_values : {false, true}) {
+      const int count = UnsignedAt(lists + 2 * ((of_values ? form.block_tokens : 0) + t));
+      for (int i = 0; i < count; ++i, entry += 4) {
+        const int channel = UnsignedAt(entry) - form.head * side.dim;
+        if (of_values == values && channel >= 0 && channel < side.dim)
+          x[t * side.dim + channel] += HalfAt(entry + 2);
+      }
+    }
+  }
+}
+
+// One side as stored, sinks aside.
+std::vector<double> NuqSideOf(const NuqPageRef& form, bool values, const PageView& page) {
+  const NuqSideRef& side = values ? form.v : form.k;
+  const uint8_t* const part = page.packed + (values ? NuqPartBytes(form, form.k, form.head) : 0);
+  const uint8_t* const shared =
+      page.shared == nullptr ? nullptr : page.shared + (values ? NuqPartBytes(form, form.k, 0) : 0);
+  std::vector<double> x = NuqCodesRef(form, side, part, shared, page.tokens);
+  if (form.listed) {
+    const uint8_t* const lists =
+        page.shared + NuqPartBytes(form, form.k, 0) + NuqPartBytes(form, form.v, 0);
+    AddListsRef(form, side, values, lists, page.tokens, x);
+  } else {
+    AddSlotsRef(side, part + NuqSlotsAt(form, side, form.head), x);
+  }
+  return x;
+}
+
 }  // namespace
 
 std::vector<double> RotationMatrix(int dim) {
@@ -183,6 +260,27 @@ std::vector<double> GroupedValuesRef(const GroupedPageRef& form, const PageView&
       values.push_back(t < page.sinks ? HalfToFloat(page.sink_v[t * page.sink_v_stride + i])
                                       : offset + scale * form.numbers[code]);
     }
+  }
+  return values;
+}
+
+std::vector<double> NuqKeysRef(const NuqPageRef& form, const PageView& page) {
+  std::vector<double> keys = NuqSideOf(form, false, page);
+  const int dim = form.k.dim;
+  for (int t = 0; t < page.tokens; ++t) {
+    for (int i = 0; t < page.sinks && i < dim; ++i)
+      keys[t * dim + i] = HalfToFloat(page.sink_k[t * page.sink_k_stride + i]);
+    if (form.rope != nullptr) RotateRef(*form.rope, page.begin + t, &keys[t * dim]);
+  }
+  return keys;
+}
+
+std::vector<double> NuqValuesRef(const NuqPageRef& form, const PageView& page) {
+  std::vector<double> values = NuqSideOf(form, true, page);
+  const int dim = form.v.dim;
+  for (int t = 0; t < page.tokens && t < page.sinks; ++t) {
+    for (int i = 0; i < dim; ++i)
+      values[t * dim + i] = HalfToFloat(page.sink_v[t * page.sink_v_stride + i]);
   }
   return values;
 }

@@ -36,4 +36,28 @@ struct GroupedPageRef {
 std::vector<double> GroupedKeysRef(const GroupedPageRef& form, const PageView& page);  // after RoPE
 std::vector<double> GroupedValuesRef(const GroupedPageRef& form, const PageView& page);
 
+// One side of a nuq page (kernels/codec/nuq_side.h), of one KV head.
+struct NuqSideRef {
+  int dim = 0;
+  bool by_channel = false;
+  const float* lo = nullptr;    // [dim] thresholds of this head's channels, by channel
+  const float* hi = nullptr;    // [dim]
+  std::vector<double> numbers;  // what codes decode to, in units of the scale
+  int slots = 0;                // of this head's page
+  int shared_slots = 0;         // of KV head 0's page
+};
+
+struct NuqPageRef {
+  int bits = 0, block_tokens = 64;
+  int head = 0;
+  const RopeTable* rope = nullptr;  // null: keys are kept after RoPE
+  bool token = false;               // one scale for all heads of a token
+  bool listed = false;              // outliers in the lists of KV head 0's page
+  int unlisted = 0;                 // first tokens of the block that never have outliers: sinks
+  NuqSideRef k, v;
+};
+
+std::vector<double> NuqKeysRef(const NuqPageRef& form, const PageView& page);  // after RoPE
+std::vector<double> NuqValuesRef(const NuqPageRef& form, const PageView& page);
+
 }  // namespace kvring

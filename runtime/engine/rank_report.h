@@ -45,9 +45,9 @@ std::vector<LayerDrift> SumDrift(const std::vector<RankReport>& reports);
 LayerDrift TotalDrift(const std::vector<LayerDrift>& layers);
 
 // Above this share of saturated values in any layer the data is not like what the codec was made or calibrated for. Tables
-// keep at most 1 % of a side's elements apart, and slots are sized for the calibration text with room: there some 0.1 % of
-// the values find no place. Five times that means that about every second outlier is lost, and with it most of what the
-// slots are for.
+// keep at most 1 % of a side's elements apart, and slots are sized for the calibration text with room: on text like it at
+// most some 0.1 % of the values find no place. Five times that means that about every second outlier is lost, and with it
+// most of what the slots are for.
 inline constexpr double kDriftBound = 0.005;
 
 // "0.0123 % of the values saturate (0.0100 % for want of a slot), most in layer 5: 0.2 %"; empty when nothing did.

@@ -104,16 +104,11 @@ std::string A(const std::string& fields, const std::string& more = "") {
   return WithHeader("{\"a\":{" + fields + "}" + more + "}", std::string(8, '\1'));
 }
 
-std::vector<Hostile> HostileFiles() {
-  const std::string good = R"("dtype":"F32","shape":[2],"data_offsets":[0,8])";
+constexpr char kGood[] = R"("dtype":"F32","shape":[2],"data_offsets":[0,8])";
+
+std::vector<Hostile> HostileOffsets() {
   std::string longest(8, '\0');
   longest[7] = '\x80';  // 2^63
-  std::string deep = "{\"a\":";
-  for (int i = 0; i < 200'000; ++i) deep += i % 2 == 0 ? "[" : "{\"a\":";
-  std::string many = "{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8],\"shape\":[1";
-  for (int i = 0; i < 400'000; ++i) many += ",1";
-  std::string names = "{\"__metadata__\":{\"a\":\"\"";
-  for (int i = 0; i < 80'000; ++i) names += ",\"" + std::to_string(i) + "\":\"\"";
   return {
       {"header length 2^63", longest + "{}", "header length 9223372036854775808"},
       {"header length 2^64 - 1", std::string(8, '\xff') + "{}", "header length 1844674407370955"},
@@ -125,12 +120,17 @@ std::vector<Hostile> HostileFiles() {
       {"far past the end",
        A(R"("dtype":"F32","shape":[2],"data_offsets":[18446744073709551608,18446744073709551615])"),
        "'a': data_offsets 18446744073709551608"},
-      {"overlapping", A(good, R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]})"),
+      {"overlapping", A(kGood, R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]})"),
        "'b': data_offsets begin at 4"},
       {"a hole", A(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])"),
        "'a': data_offsets begin at 4"},
       {"unused data", A(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])"),
        "8 bytes of data, tensors have 4"},
+  };
+}
+
+std::vector<Hostile> HostileShapes() {
+  return {
       {"shape too small", A(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"),
        "'a': shape of 1 elements"},
       {"shape too large", A(R"("dtype":"F32","shape":[4,4],"data_offsets":[0,8])"),
@@ -139,6 +139,9 @@ std::vector<Hostile> HostileFiles() {
        A(R"("dtype":"F32","shape":[4294967296,4294967296,2],"data_offsets":[0,8])"),
        "'a': its shape"},
       {"shape of 2^63", A(R"("dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,8])"),
+       "'a': its shape"},
+      {"shape of 0 times 2^64 - 1",
+       A(R"("dtype":"F32","shape":[0,18446744073709551615],"data_offsets":[0,0])"),
        "'a': its shape"},
       {"shape below zero", A(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"),
        "'a', 'shape': a negative number"},
@@ -152,6 +155,12 @@ std::vector<Hostile> HostileFiles() {
        "'a', 'shape': a number"},
       {"shape in a shape", A(R"("dtype":"F32","shape":[[2]],"data_offsets":[0,8])"),
        "'a', 'shape': a list"},
+  };
+}
+
+std::vector<Hostile> HostileFields() {
+  const std::string good = kGood;
+  return {
       {"one offset", A(R"("dtype":"F32","shape":[2],"data_offsets":[8])"),
        "'a' has not dtype, shape and two"},
       {"three offsets", A(R"("dtype":"F32","shape":[2],"data_offsets":[0,8,8])"),
@@ -165,7 +174,18 @@ std::vector<Hostile> HostileFiles() {
        "'a', 'dtype': a number"},
       {"unknown field", A(good + R"(,"color":"red")"), "'a', 'color' is no field"},
       {"a field twice", A(good + R"(,"dtype":"F32")"), "'a', 'dtype' twice"},
-      {"a name twice", A(good, R"(,"a":{"dtype":"F32","shape":[0],"data_offsets":[8,8]})"),
+  };
+}
+
+std::vector<Hostile> HostileText() {
+  std::string deep = "{\"a\":";
+  for (int i = 0; i < 200'000; ++i) deep += i % 2 == 0 ? "[" : "{\"a\":";
+  std::string many = "{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,8],\"shape\":[1";
+  for (int i = 0; i < 400'000; ++i) many += ",1";
+  std::string names = "{\"__metadata__\":{\"a\":\"\"";
+  for (int i = 0; i < 80'000; ++i) names += ",\"" + std::to_string(i) + "\":\"\"";
+  return {
+      {"a name twice", A(kGood, R"(,"a":{"dtype":"F32","shape":[0],"data_offsets":[8,8]})"),
        "'a' twice"},
       {"metadata twice", WithHeader(R"({"__metadata__":{"a":"b"},"__metadata__":{}})", ""),
        "'__metadata__' twice"},
@@ -184,6 +204,14 @@ std::vector<Hostile> HostileFiles() {
       {"many names, then damage", WithHeader(names, ""), "not JSON at byte"},
       {"empty", "", "0 bytes"},
   };
+}
+
+std::vector<Hostile> HostileFiles() {
+  std::vector<Hostile> files;
+  for (const auto& some : {HostileOffsets(), HostileShapes(), HostileFields(), HostileText()}) {
+    files.insert(files.end(), some.begin(), some.end());
+  }
+  return files;
 }
 
 int64_t PeakBytes() {

@@ -63,6 +63,32 @@ TEST_F(CliTest, EvalRefusesWhatTheTextCannotGive) {
                 {"none"});
 }
 
+TEST_F(CliTest, EvalAsksForPlantedSentences) {
+  const std::string text = File("text.txt", LongText());
+  const std::vector<std::string> words = {
+      "eval",     "-m", model(),    "-f",  text,   "--task",   "retrieval", "--texts", "2",
+      "--depths", "3",  "--length", "600", "--kv", "f16,rot2", "-t",        "1"};
+  const auto json = Json(words);
+  for (const char* key : {"model", "text", "task", "visibility", "length", "depths", "seed",
+                          "control", "rows", "texts", "calibration"})
+    EXPECT_TRUE(json.contains(key)) << key;
+  EXPECT_EQ(json["visibility"], "packed");
+  ASSERT_EQ(json["rows"].size(), 2u);
+  ASSERT_EQ(json["texts"].size(), 2u);
+  EXPECT_EQ(json["texts"][0]["needles"].size(), 3u);
+  EXPECT_EQ(json["rows"][0]["over_f16"], 0);
+  EXPECT_NE(json["rows"][1]["over_f16"], 0);
+  EXPECT_EQ(json["rows"][1]["needle_log_prob"].size(), 6u);
+  EXPECT_EQ(json["rows"][1]["depth_over_f16"].size(), 3u);
+  EXPECT_LT(json["control"]["log_prob"], 0);
+  const auto again = Json(words);
+  EXPECT_EQ(again["rows"][1]["needle_log_prob"], json["rows"][1]["needle_log_prob"]);
+  ExpectRefused(
+      Kvring({"eval", "-m", model(), "-f", text, "--task", "retrieval", "--length", "8K"}),
+      {"--length 8192", "4096"});
+  EXPECT_EQ(Kvring({"eval", "-m", model(), "-f", text, "--task", "guess"}).exit_code, 1);
+}
+
 TEST_F(CliTest, TokenizeAndRunAgree) {
   const std::string text = File("text.txt", "Hello, world.\nHow do you do?");
   const ProcessResult ids = Kvring({"tokenize", "-m", model(), "-f", text, "--ids"});

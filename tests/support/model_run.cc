@@ -44,8 +44,8 @@ absl::StatusOr<GreedyRun> RunGreedy(const TestModel& model, const std::vector<in
   for (const RopeTable& table : model.config.rope) rope.push_back(&table);
   ExecutorOptions executor;
   executor.weights = model.weights;
-  KVRING_ASSIGN_OR_RETURN(executor.codec,
-                          MakeCodec(options.codec, model.config.kv_shape(64), rope));
+  KVRING_ASSIGN_OR_RETURN(
+      executor.codec, MakeCodec(options.codec, model.config.kv_shape(64), rope, options.tables));
   executor.rule = options.rule;
   executor.virtual_shards = options.virtual_shards;
   executor.timeout = absl::Minutes(2);

@@ -29,6 +29,7 @@ absl::StatusOr<TestModel> LoadRealModel(LinearMath math);
 
 struct GreedyOptions {
   std::string codec = "f16";
+  std::shared_ptr<const CodecTables> tables;  // of calibrated codecs
   int ranks = 1;
   int64_t chunk = 0;
   int64_t new_tokens = 8;

@@ -90,7 +90,11 @@ std::vector<float> InUnitsOfTokens(const Rows& rows, int64_t dim, double fractio
 }
 
 // Unweighted means of Lloyd's iteration from the quantiles; an even grid where they do not ascend (too few values).
+// Of many numbers some thousands, evenly picked, say the same.
 std::vector<float> Means(std::vector<float> u, int count) {
+  const size_t step = u.size() / 4096 + 1;
+  for (size_t i = 0; i * step < u.size(); ++i) u[i] = u[i * step];
+  u.resize((u.size() + step - 1) / step);
   std::sort(u.begin(), u.end());
   std::vector<double> sums(u.size() + 1, 0.0);
   for (size_t i = 0; i < u.size(); ++i) sums[i + 1] = sums[i] + u[i];
@@ -124,6 +128,8 @@ std::vector<double> MeanOutliers(const Rows& rows, const Thresholds* limits, dou
     const int64_t c = i % rows.width;
     if (rows.x[i] < limits->lo[c] || rows.x[i] > limits->hi[c]) mean[c / dim] += 1.0 / rows.tokens;
   }
+  // Of few rows the count is a poor estimate: what the name says is the least.
+  for (double& m : mean) m = std::max(m, fraction * dim);
   return mean;
 }
 
@@ -245,15 +251,18 @@ Thresholds NormalLimits(int64_t width, double fraction) {
 }  // namespace
 
 std::shared_ptr<const CodecTables> TestNuqTables(const KvShape& shape,
-                                                 const std::vector<std::string>& flags) {
+                                                 const std::vector<std::string>& flags,
+                                                 const std::string& only) {
   auto tables = std::make_shared<CodecTables>();
   constexpr int64_t kTokens =
       32;  // of the sample that datatypes are fitted to: thousands of numbers
+  Job job{shape, nullptr, ParseNuqTableOptions(flags), {}, {}, {}, {}, 0.01f};
+  job.k = NormalRows(kTokens, int64_t{shape.kv_heads} * shape.dk, 71);
+  job.v = NormalRows(kTokens, int64_t{shape.kv_heads} * shape.dv, 72);
   for (const CodecRow& row : AllCodecs()) {
-    if (!row.calibrated || std::string(row.name).rfind("nuq", 0) != 0) continue;
-    Job job{shape, &row, ParseNuqTableOptions(flags), {}, {}, {}, {}, 0.01f};
-    job.k = NormalRows(kTokens, int64_t{shape.kv_heads} * shape.dk, 71);
-    job.v = NormalRows(kTokens, int64_t{shape.kv_heads} * shape.dv, 72);
+    const std::string name = row.name;
+    if (!row.calibrated || name.rfind("nuq", 0) != 0 || (!only.empty() && name != only)) continue;
+    job.row = &row;
     job.k_limits = NormalLimits(job.k.width, row.outliers);
     job.v_limits = NormalLimits(job.v.width, row.outliers);
     Writer(job, tables.get()).Write();
@@ -267,7 +276,7 @@ std::shared_ptr<const CodecTables> TestNuqTablesOfRows(const KvShape& shape,
                                                        const std::vector<std::string>& flags,
                                                        const NuqSample& sample) {
   auto tables = std::make_shared<CodecTables>();
-  Job job{shape, FindCodec(name), ParseNuqTableOptions(flags)};
+  Job job{shape, FindCodec(name), ParseNuqTableOptions(flags), {}, {}, {}, {}, 0.0f};
   const auto rows = [](std::span<const float> x, int64_t width) {
     return Rows{static_cast<int64_t>(x.size()) / width, width, {x.begin(), x.end()}};
   };

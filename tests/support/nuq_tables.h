@@ -16,9 +16,10 @@ namespace kvring {
 
 // Tables of every calibrated row of the registry, under the table options among `flags` (options that act at run time alone
 // are passed over), for rows that are about N(0, 1): thresholds differ by channel and layer, slot counts by head. The same
-// bits at every call.
+// bits at every call. `only`: tables of that row alone.
 std::shared_ptr<const CodecTables> TestNuqTables(const KvShape& shape,
-                                                 const std::vector<std::string>& flags = {});
+                                                 const std::vector<std::string>& flags = {},
+                                                 const std::string& only = "");
 
 // Tables of one row of the registry from rows k [tokens][kv_heads * dk] (in the codec's key domain) and
 // v [tokens][kv_heads * dv], the same for every layer. Thresholds are the rows' own quantiles, so a share `outliers` of them

@@ -8,10 +8,13 @@
 #include <cmath>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/codec.h"
+#include "tests/support/nuq_tables.h"
+#include "tests/support/tc_tables.h"
 
 namespace kvring {
 
@@ -25,20 +28,25 @@ struct CodecCase {
   int block = 64;
   RopePairing pairing = RopePairing::kInterleaved;
   double rope_base = 10000.0;
+  int rotary = 0;      // channels that turn; 0: all
+  bool still = false;  // no plane turns: keys before RoPE show as they were stored
+  // What calibrated codecs get; null: tables fitted to whatever rows are set.
+  std::shared_ptr<const CodecTables> tables;
 };
 
 // One layer of one sequence: rows, state, pages of all blocks from position `begin` on (a multiple of the block).
 class CodecHarness {
  public:
   explicit CodecHarness(const CodecCase& c) : c_(c) {
-    rope_ = MakeRopeTable(c.pairing, c.dk, c.dk / 2 * 2, c.rope_base, {});
-    CodecOptions options;
-    options.shape = {1, c.query_heads, c.kv_heads, c.dk, c.dv, c.block};
-    options.rope = {&rope_};
-    options.flags = c.flags;
-    const CodecRow* const row = FindCodec(c.name);
-    if (row == nullptr) return;
-    made_ = row->make(*row, options);
+    rope_ = MakeRopeTable(c.pairing, c.dk, c.rotary > 0 ? c.rotary : c.dk / 2 * 2, c.rope_base, {});
+    if (c.still) std::fill(rope_.inv_freq.begin(), rope_.inv_freq.end(), 0.0);
+    row_ = FindCodec(c.name);
+    if (row_ == nullptr) return;
+    if (c.tables || !row_->calibrated) {
+      Make(c.tables);
+    } else {
+      Make(row_->rate > 0 ? TestTcTables(Shape()) : TestNuqTables(Shape(), c.flags, c.name));
+    }
   }
 
   const Codec& codec() const { return *made_.codec; }
@@ -46,6 +54,7 @@ class CodecHarness {
   const std::string& error() const { return made_.error; }
   const RopeTable& rope() const { return rope_; }
   const CodecCase& shape() const { return c_; }
+  const CodecTables& tables() const { return *tables_; }  // of a calibrated codec
 
   // Gaussian rows, keys around a mean per channel of about `bias` deviations.
   void MakeRows(int64_t tokens, unsigned seed, float bias) {
@@ -105,8 +114,10 @@ class CodecHarness {
   // Encodes complete and (unless the codec needs whole ones) incomplete blocks, `step` tokens a call; fill: the pages' bytes before.
   Error EncodeAll(int64_t step = 1 << 30, uint8_t fill = 0) {
     const int64_t blocks = (tokens_ + c_.block - 1) / c_.block;
-    const PageBytes size = codec().PageSize(0, 0);
-    pages_.assign(blocks * c_.kv_heads, std::vector<uint8_t>(size.total(), fill));
+    pages_.clear();
+    for (int64_t page = 0; page < blocks * c_.kv_heads; ++page)
+      pages_.emplace_back(codec().PageSize(0, page % c_.kv_heads).total(), fill);
+    saturated_ = overflow_ = 0;
     const bool whole = codec().traits().page_scoped();
     for (int64_t begin = 0; begin < tokens_;) {
       const int64_t block = begin / c_.block,
@@ -120,6 +131,7 @@ class CodecHarness {
     return {};
   }
 
+  // Grows the page of KV head 0 first where the codec asks for that.
   Error EncodeSlots(int64_t block, int64_t first, int64_t count) {
     std::vector<uint8_t*> pages;
     for (int h = 0; h < c_.kv_heads; ++h) pages.push_back(pages_[block * c_.kv_heads + h].data());
@@ -133,12 +145,19 @@ class CodecHarness {
     args.state = state_.empty() ? nullptr : state_.data();
     args.pages = pages.data();
     args.saturated = &saturated_;
+    args.overflow = &overflow_;
+    if (codec().traits().growing_page) {
+      std::vector<uint8_t>& grown = pages_[block * c_.kv_heads];
+      grown.resize(std::max<int64_t>(grown.size(), codec().SharedPageBytes(args)), 0);
+      pages[0] = grown.data();
+    }
     return codec().Encode(args);
   }
 
   PageView View(int64_t block, int head) {
     PageView view;
     view.packed = pages_[block * c_.kv_heads + head].data();
+    view.shared = pages_[block * c_.kv_heads].data();
     view.begin = begin_ + block * c_.block;
     view.tokens = static_cast<int>(std::min<int64_t>(c_.block, tokens_ - block * c_.block));
     if (view.begin == 0) {
@@ -181,7 +200,10 @@ class CodecHarness {
     return &v_[(token * c_.kv_heads + head) * c_.dv];
   }
 
-  void set_begin(int64_t begin) { begin_ = begin, Rotate(); }
+  void set_begin(int64_t begin) {
+    begin_ = begin;
+    Rotate();
+  }
   std::vector<std::vector<uint8_t>>& pages() { return pages_; }
   std::vector<float>& state() { return state_; }
   std::vector<float>& key_rows() { return k_rope_; }
@@ -189,8 +211,32 @@ class CodecHarness {
   std::vector<float>& value_rows() { return v_domain_; }
   int64_t tokens() const { return tokens_; }
   int64_t saturated() const { return saturated_; }
+  int64_t overflow() const { return overflow_; }
 
  private:
+  KvShape Shape() const { return {1, c_.query_heads, c_.kv_heads, c_.dk, c_.dv, c_.block}; }
+
+  void Make(std::shared_ptr<const CodecTables> tables) {
+    tables_ = std::move(tables);
+    CodecOptions options;
+    options.shape = Shape();
+    options.rope = {&rope_};
+    options.flags = c_.flags;
+    options.tables = tables_;
+    made_ = row_->make(*row_, options);
+  }
+
+  // Tables of the rows at hand, sinks left out where there are enough others.
+  void Calibrate() {
+    if (!row_->calibrated || row_->rate > 0 || c_.tables) return;
+    const bool pre = codec().traits().key_domain == KeyDomain::kPreRope;
+    const int64_t sinks = tokens_ > 8 ? codec().traits().sink_tokens : 0;
+    NuqSample sample{pre ? k_ : k_rope_, v_domain_};
+    sample.k = sample.k.subspan(sinks * c_.kv_heads * c_.dk);
+    sample.v = sample.v.subspan(sinks * c_.kv_heads * c_.dv);
+    Make(TestNuqTablesOfRows(Shape(), c_.name, c_.flags, sample));
+  }
+
   // Keys after RoPE and values in the value domain, as rows reach a codec: fp16 numbers.
   void Rotate() {
     k_rope_ = k_, v_domain_ = v_;
@@ -202,12 +248,15 @@ class CodecHarness {
     codec().ToValueDomain(0, v_domain_.data(), tokens_);
     for (float& x : k_rope_) x = RoundHalf(x);
     for (float& x : v_domain_) x = RoundHalf(x);
+    Calibrate();
   }
 
   CodecCase c_;
   RopeTable rope_;
+  const CodecRow* row_ = nullptr;
+  std::shared_ptr<const CodecTables> tables_;
   CodecMade made_;
-  int64_t tokens_ = 0, begin_ = 0, saturated_ = 0;
+  int64_t tokens_ = 0, begin_ = 0, saturated_ = 0, overflow_ = 0;
   std::vector<float> k_, v_, q_, k_rope_, v_domain_, state_;
   std::vector<std::vector<uint8_t>> pages_;
   std::vector<Half> sink_k_, sink_v_;

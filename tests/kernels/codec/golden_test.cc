@@ -3,6 +3,8 @@
 // format, wanted or not, shows here.
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -73,6 +75,54 @@ std::vector<float> StateOf(const Codec& codec, const GoldenRows& rows) {
   return state;
 }
 
+// The tables of pages.py: Hadamard / 8 as basis, deviations that are powers of two.
+std::shared_ptr<const CodecTables> TcTablesOf(const KvShape& shape) {
+  auto tables = std::make_shared<CodecTables>(*TestTcTables(shape));
+  for (const std::string side : {"k", "v"}) {
+    for (int i = 0; i < kDim; ++i) {
+      const float deviation = std::ldexp(2.0f, -(i / 16));
+      tables->tensors["tc/" + side + "_mean"].values[i] =
+          side == "k" ? static_cast<float>(i % 5 - 2) : 0;
+      tables->tensors["tc/" + side + "_lambda"].values[i] = deviation * deviation;
+      for (int j = 0; j < kDim; ++j) {
+        const float entry = std::popcount(static_cast<unsigned>(i & j)) % 2 == 0 ? 0.125f : -0.125f;
+        tables->tensors["tc/" + side + "_basis"].values[i * kDim + j] = entry;
+        tables->tensors["tc/" + side + "_inverse"].values[i * kDim + j] = entry;
+      }
+    }
+    tables->tensors["tc/" + side + "_weight"].values[0] = side == "k" ? 1.0f : 0.25f;
+  }
+  return tables;
+}
+
+// The tables of pages.py.
+std::shared_ptr<const CodecTables> TablesOf(const CodecRow& row, const KvShape& shape) {
+  if (!row.calibrated) return nullptr;
+  if (row.rate > 0) return TcTablesOf(shape);
+  const int codes = 1 << row.bits;
+  std::vector<float> lo, hi, cent;
+  for (int c = 0; c < kDim; ++c) {
+    lo.push_back(static_cast<float>(c % 5 - 2) - 1.9375f);
+    hi.push_back(static_cast<float>(c % 5 - 2) + 1.9375f);
+  }
+  for (int j = 0; j < codes; ++j) {
+    const float x = (2.0f * j + 1) / codes - 1;
+    cent.push_back(x * (0.75f + 0.25f * x * x));
+  }
+  const float k_slots = row.outliers == 0      ? 0
+                        : row.outliers < 0.002 ? 21
+                        : row.outliers < 0.007 ? 59
+                                               : 100;
+  const float v_slots = row.outliers == 0 ? 0 : 150;
+  return WithNuqTensors(*TestNuqTables(shape, {}, row.name), row.name,
+                        {{"k_lo", lo},
+                         {"k_hi", hi},
+                         {"k_cent", cent},
+                         {"v_cent", cent},
+                         {"k_slots", {k_slots}},
+                         {"v_slots", {v_slots}}});
+}
+
 TEST(Golden, PagesOfEveryCodec) {
   const std::map<std::string, GoldenPage> golden = ReadGolden();
   const GoldenRows rows;
@@ -83,6 +133,7 @@ TEST(Golden, PagesOfEveryCodec) {
     CodecOptions options;
     options.shape = {1, kQueryHeads, 1, kDim, kDim, 64};
     options.rope = {&rope};
+    options.tables = TablesOf(row, options.shape);
     const CodecMade made = row.make(row, options);
     ASSERT_NE(made.codec, nullptr) << made.error;
     const std::vector<float> state = StateOf(*made.codec, rows);

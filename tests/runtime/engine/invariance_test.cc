@@ -5,7 +5,9 @@
 
 #include <tuple>
 
+#include "kvstore/codec_spec.h"
 #include "tests/support/model_run.h"
+#include "tests/support/nuq_tables.h"
 
 namespace kvring {
 namespace {
@@ -27,6 +29,10 @@ const TestModel& Model() {
 
 std::vector<int32_t> Prompt(int64_t tokens) { return RandomIds(tokens, 0, 256, 11); }
 
+std::shared_ptr<const CodecTables> TablesFor(const std::string& codec) {
+  return NeedsCalibration(codec) ? TestNuqTables(Model().config.kv_shape(64)) : nullptr;
+}
+
 void ExpectSame(const GreedyRun& a, const GreedyRun& b, const std::string& what) {
   EXPECT_EQ(a.tokens, b.tokens) << what;
   EXPECT_EQ(a.hashes, b.hashes) << what;
@@ -39,6 +45,7 @@ TEST_P(InvarianceTest, RanksChunksAndCompanyChangeNothing) {
   const std::vector<int32_t> prompt = Prompt(tokens);
   GreedyOptions base;
   base.codec = codec;
+  base.tables = TablesFor(codec);
   base.chunk = 1 << 20;
   const auto whole = RunGreedy(Model(), prompt, base);
   ASSERT_TRUE(whole.ok()) << whole.status();
@@ -72,13 +79,18 @@ INSTANTIATE_TEST_SUITE_P(Codecs, InvarianceTest,
                          testing::Combine(testing::Values("f16", "rot4", "rot2", "int4"),
                                           testing::Values(100, 600, 3000)));
 
+INSTANTIATE_TEST_SUITE_P(Calibrated, InvarianceTest,
+                         testing::Combine(testing::Values("nuq3-1%", "nuq2-1%:paper"),
+                                          testing::Values(600)));
+
 TEST(InvarianceTest, EveryVisibilityThatIsAFunctionOfPositions) {
   const std::vector<int32_t> prompt = Prompt(300);
   for (const VisibilityRule rule :
        {VisibilityRule{Visibility::kPacked, 512}, VisibilityRule{Visibility::kExactCell, 64}}) {
-    for (const char* codec : {"rot3", "nf4"}) {
+    for (const char* codec : {"rot3", "nf4", "nuq3-1%", "nuq2-1%:token", "nuq4-0.5%:paper"}) {
       GreedyOptions options;
       options.codec = codec;
+      options.tables = TablesFor(codec);
       options.rule = rule;
       options.chunk = 1 << 20;
       const auto whole = RunGreedy(Model(), prompt, options);
