@@ -132,6 +132,16 @@ void ClearLists(int begin, int end, OutlierLists& lists) {
   std::memset(lists.at + 2 * (lists.block + begin), 0, 2 * (end - begin));
 }
 
+std::vector<int32_t> SliceStarts(std::span<const int32_t> counts, int slice) {
+  std::vector<int32_t> starts;
+  int64_t next = 0, end = 0;  // first entry of the next slice; entries of tokens so far
+  for (size_t t = 0; t < counts.size(); ++t) {
+    end += counts[t];
+    for (; next < end; next += slice) starts.push_back(static_cast<int32_t>(t));
+  }
+  return starts;
+}
+
 void AddLists(const OutlierListReader& r, TileOrder order, float* tile) {
   int64_t at = 0;
   for (int t = r.begin; t < r.tokens; ++t) {

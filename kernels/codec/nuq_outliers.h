@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/half.h"
 
@@ -63,6 +64,10 @@ int64_t AppendList(int token, bool values, std::span<const OutlierEntry> entries
                    OutlierLists& lists);
 // Counts of tokens [begin, end) become zero.
 void ClearLists(int begin, int end, OutlierLists& lists);
+
+// Tokens in which slices of `slice` entries begin, for counts[t] entries of token t: how a balanced sparse product gives every
+// thread the same number of entries (kvquant 8.1). A slice begins in the token of its first entry; none begins without one.
+std::vector<int32_t> SliceStarts(std::span<const int32_t> counts, int slice);
 
 // What of the lists belongs to one head's page and side.
 struct OutlierListReader {

@@ -209,5 +209,18 @@ TEST_F(CalibrationCliTest, ADamagedFileOfTheUsersOwnIsNamed) {
   ExpectRefused(Kvring(RunWords("nuq4", {})), {CachePath(), "kvring calibrate"});
 }
 
+TEST_F(CalibrationCliTest, InspectSaysWhatAnArtifactIs) {
+  const std::string file = Path("tables.safetensors");
+  WriteTables(file, model(), {"nuq3-1%", "nuq2"});
+  const ProcessResult text = Kvring({"inspect", file});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  for (const char* word : {"tiny", "test tables", "nuq3-1%", "nuq2"})
+    EXPECT_NE(text.out.find(word), std::string::npos) << word << " in\n" << text.out;
+  // Cut short, it is refused by name before anything is used of it.
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
+  ExpectRefused(Kvring({"inspect", file}), {"tables.safetensors"});
+  ExpectRefused(Kvring(RunWords("nuq2", {"--calibration", file})), {"tables.safetensors"});
+}
+
 }  // namespace
 }  // namespace kvring

@@ -110,7 +110,7 @@ TEST_F(CliTest, InspectSaysWhatAFileIs) {
 
 TEST_F(CliTest, HelpAndVersion) {
   EXPECT_EQ(Kvring({"--version"}).out.rfind("kvring ", 0), 0u);
-  for (const char* command : {"run", "eval", "tokenize", "inspect", "make-model"}) {
+  for (const char* command : {"run", "eval", "calibrate", "tokenize", "inspect", "make-model"}) {
     const ProcessResult help = Kvring({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << command;
     EXPECT_NE(help.out.find("--json"), std::string::npos) << command;

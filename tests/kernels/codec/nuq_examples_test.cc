@@ -8,6 +8,7 @@
 #include <set>
 
 #include "kernels/codec/bit_words.h"
+#include "kernels/codec/nuq_outliers.h"
 #include "kernels/codec/nuq_rules.h"
 #include "tests/kernels/codec/codec_harness.h"
 
@@ -300,6 +301,15 @@ TEST(NuqExamples, T7_QNorm) {
   restored.resize(8);
   EXPECT_NEAR(MomentsOf(restored).mean, -0.075, 1e-6);
   EXPECT_NEAR(MomentsOf(restored).deviation, 0.567891, 1e-6);
+}
+
+TEST(NuqExamples, T8SlicesOfEqualNumbersOfEntries) {
+  EXPECT_THAT(SliceStarts(std::vector<int32_t>{3, 0, 12, 5, 10}, 10), ElementsAre(0, 2, 4));
+  EXPECT_THAT(SliceStarts(std::vector<int32_t>{0, 0, 0}, 10), ElementsAre());
+  EXPECT_THAT(SliceStarts({}, 10), ElementsAre());
+  // One token with every channel, then tokens without entries.
+  EXPECT_THAT(SliceStarts(std::vector<int32_t>{0, 32, 0, 0}, 10), ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT(SliceStarts(std::vector<int32_t>{10, 10, 0}, 10), ElementsAre(0, 1));
 }
 
 }  // namespace
