@@ -12,8 +12,10 @@ namespace kvring {
 namespace {
 
 std::string KnownCodecs() {
-  return absl::StrJoin(AllCodecs(), ", ",
-                       [](std::string* out, const CodecRow& row) { *out += row.name; });
+  return absl::StrCat(
+      absl::StrJoin(AllCodecs(), ", ",
+                    [](std::string* out, const CodecRow& row) { *out += row.name; }),
+      ", tc@BITS");
 }
 
 bool KeysAndValuesApart(const std::string& spec) {
