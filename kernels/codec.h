@@ -97,6 +97,7 @@ struct ObserveArgs {
   int64_t count = 0;         // rows, in token order
   const float* k = nullptr;  // [count][kv_heads][dk] before RoPE, fp16-representable
   const float* q = nullptr;  // [count][query_heads][dk] before RoPE, fp16-representable
+  const float* v = nullptr;  // [count][kv_heads][dv] value domain, fp16-representable
 };
 
 struct EncodeArgs {
@@ -126,7 +127,8 @@ class Codec {
   virtual int64_t StateFloats() const { return 0; }
   int64_t StateBytes() const { return StateFloats() * 2; }
   virtual void Observe(const ObserveArgs& args, float* sums /* [kv_heads][SumFloats()] */) const {}
-  virtual void Freeze(std::span<const float* const> block_sums, float* state) const {}
+  virtual void Freeze(int layer, int head, std::span<const float* const> block_sums,
+                      float* state) const {}
 
   // v: [tokens][kv_heads][dv] of one layer in place, into the value domain. FinishOutput is its inverse on the normalized
   // output of attention, [rows][dv] of one KV head (o / l: a mean that ToValueDomain took off comes back whole).

@@ -60,6 +60,16 @@ bool NeedsCalibration(const std::string& spec) {
   return row != nullptr && row->calibrated;
 }
 
+std::string SpecForContext(const std::string& spec, int64_t context) {
+  const std::vector<std::string> parts = absl::StrSplit(spec, ':');
+  const CodecRow* const row = FindCodec(parts[0]);
+  if (context < kAdaptContext || row == nullptr || row->rate == 0) return spec;
+  for (const std::string& flag : parts) {
+    if (flag == "adapt" || flag == "static") return spec;
+  }
+  return absl::StrCat(spec, ":adapt");
+}
+
 std::vector<std::string> SplitCodecList(const std::string& list) {
   std::vector<std::string> specs;
   for (const absl::string_view part : absl::StrSplit(list, ';')) {

@@ -16,7 +16,7 @@ constexpr const char* kNuqFlags =
     "post-rope,token-keys,channel-values,cap,qnorm,fisher,unweighted,no-sinks,"
     "exact,token,paper,int,nf,sinks0,sinks1,sinks5";
 
-constexpr const char* kTcFlags = "";
+constexpr const char* kTcFlags = "static,adapt";
 
 constexpr CodecRow TcRow(const char* name, const char* summary, int rate) {
   return {name, summary, kTcFlags, MakeTc, rate / 100, 0, /*calibrated=*/true, rate};

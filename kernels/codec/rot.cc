@@ -78,7 +78,7 @@ class RotCodec final : public Codec {
   int64_t SumFloats() const override { return state_.SumFloats(); }
   int64_t StateFloats() const override { return state_.floats(); }
   void Observe(const ObserveArgs& args, float* sums) const override { state_.Observe(args, sums); }
-  void Freeze(std::span<const float* const> block_sums, float* state) const override {
+  void Freeze(int, int, std::span<const float* const> block_sums, float* state) const override {
     state_.Freeze(block_sums, state);
   }
 

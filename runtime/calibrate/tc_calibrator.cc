@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "kernels/codec/tc_adapt.h"
 #include "kernels/codec/tc_bits.h"
 #include "kernels/codec/tc_model.h"
 #include "kernels/convert.h"

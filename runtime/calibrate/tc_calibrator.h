@@ -26,9 +26,6 @@ struct TcCalibratorOptions {
       text_of_window;  // [windows] 0, 1, ..: windows of one text are coded together when it is left out
 };
 
-// The first tokens of a sequence stay fp16 and take no part.
-inline constexpr int kTcSinks = 4;
-
 // Where a token is turned to: row of window w out of `windows`. The same as `row` when the context is the window.
 int64_t ServedPosition(int64_t row, int64_t w, int64_t window, int64_t windows, int64_t served);
 

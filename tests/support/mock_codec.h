@@ -68,7 +68,7 @@ class MockCodec final : public Codec {
     }
   }
 
-  void Freeze(std::span<const float* const> block_sums, float* state) const override {
+  void Freeze(int, int, std::span<const float* const> block_sums, float* state) const override {
     for (int64_t i = 0; i < StateFloats(); ++i) {
       float sum = 0;
       for (const float* sums : block_sums) sum += sums[i];

@@ -100,14 +100,15 @@ class CodecHarness {
       const int64_t block = begin / c_.block;
       const int64_t count = std::min(step, (block + 1) * c_.block - begin);
       codec().Observe(
-          {0, begin, count, &k_[begin * c_.kv_heads * c_.dk], &q_[begin * c_.query_heads * c_.dk]},
+          {0, begin, count, &k_[begin * c_.kv_heads * c_.dk], &q_[begin * c_.query_heads * c_.dk],
+           &v_domain_[begin * c_.kv_heads * c_.dv]},
           &sums[block * c_.kv_heads * floats]);
       begin += count;
     }
     for (int h = 0; h < c_.kv_heads; ++h) {
       std::vector<const float*> of_head;
       for (int64_t b = 0; b < blocks; ++b) of_head.push_back(&sums[(b * c_.kv_heads + h) * floats]);
-      codec().Freeze(of_head, &state_[h * codec().StateFloats()]);
+      codec().Freeze(0, h, of_head, &state_[h * codec().StateFloats()]);
     }
   }
 

@@ -71,7 +71,7 @@ std::vector<float> StateOf(const Codec& codec, const GoldenRows& rows) {
                   sums.data() + b * codec.SumFloats());
     blocks.push_back(sums.data() + b * codec.SumFloats());
   }
-  codec.Freeze(blocks, state.data());
+  codec.Freeze(0, 0, blocks, state.data());
   return state;
 }
 
