@@ -25,7 +25,7 @@ struct CalibratedForm {
 const CalibratedForm kForms[] = {
     {"nuq4-1%", {}, true},        {"nuq3", {}, true},           {"nuq2-0.5%", {}, false},
     {"nuq4-1%", {"exact"}, true}, {"nuq3-1%", {"token"}, true}, {"nuq2-1%", {"paper"}, true},
-    {"tc3", {}, false},           {"tc1.5", {}, false},
+    {"tc3", {}, false},           {"tc1.5", {}, false},         {"tc2", {"adapt"}, false},
 };
 
 std::shared_ptr<const CodecTables> TablesFor(const CalibratedForm& form) {

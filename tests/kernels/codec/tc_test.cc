@@ -21,6 +21,7 @@ struct Form {
   int dk = 64, dv = 64;
   RopePairing pairing = RopePairing::kInterleaved;
   float mean = 2.0f, uneven = 0.6f;
+  bool adapt = false;
 };
 
 KvShape ShapeOf(const CodecCase& c) { return {1, c.query_heads, c.kv_heads, c.dk, c.dv, c.block}; }
@@ -30,6 +31,7 @@ CodecCase Case(const Form& form) {
   c.name = form.name;
   c.dk = form.dk, c.dv = form.dv;
   c.pairing = form.pairing;
+  if (form.adapt) c.flags = {"adapt"};
   c.tables = TestTcTables(ShapeOf(c), {.mean = form.mean, .uneven = form.uneven});
   return c;
 }
@@ -44,6 +46,7 @@ TcPageRef RefOf(const CodecHarness& h, const std::string& name, int head) {
   ref.rope = &h.rope();
   ref.key = model.Key(0, head), ref.value = model.Value(0, head);
   ref.key_bits = bits.keys[head], ref.value_bits = bits.values[head];
+  ref.state = h.State(head);
   return ref;
 }
 
@@ -63,12 +66,17 @@ double ScoreTolerance(const TcPageRef& ref, const std::vector<double>& q,
   double mean = 0.0;
   for (int i = 0; i < dim; ++i) mean = std::max(mean, std::fabs(double{ref.key.mean[i]}));
   for (int i = 0; i < dim; ++i) apart[i] = std::fabs(key[i]) + 2 * mean;
-  double magnitude = 0.0;
+  double magnitude = 0.0, query = 0.0, row = 0.0;
   for (int j = 0; j < dim; ++j) {
-    magnitude +=
-        AbsTimes(q, ref.key.inverse, j, dim, true) * AbsTimes(apart, ref.key.basis, j, dim, false);
+    const double a = AbsTimes(q, ref.key.inverse, j, dim, true);
+    const double b = AbsTimes(apart, ref.key.basis, j, dim, false);
+    magnitude += a * b;
+    query += a * a, row += b * b;
   }
-  return 4 * (dim + 4) * kUnitF32 * magnitude;
+  const double plain = 4 * (dim + 4) * kUnitF32 * magnitude;
+  if (ref.state == nullptr) return plain;
+  // U is rounded to fp16, so U U^t misses the identity by at most two roundings times the norm of |U|.
+  return 2 * plain + 2 * kUnitF16 * std::sqrt(dim * query * row);
 }
 
 TEST(Tc, ReadsAsThePlainReadingInDouble) {
@@ -77,20 +85,24 @@ TEST(Tc, ReadsAsThePlainReadingInDouble) {
                         {"tc@5.7"},
                         {"tc@2.25", 80, 96, RopePairing::kHalfSplit},
                         {"tc2.5", 100, 16},
-                        {"tc4", 192, 128}};
+                        {"tc4", 192, 128},
+                        {.name = "tc2", .adapt = true},
+                        {.name = "tc3", .dk = 32, .dv = 80, .uneven = 0.9f, .adapt = true}};
   for (const Form& form : forms) {
     CodecHarness h(Case(form));
     ASSERT_TRUE(h.ok()) << h.error();
-    h.MakeRows(150, 21, 1.0f);
+    h.MakeRows(form.adapt ? 600 : 150, 21, 1.0f);
+    h.FreezeState();
     ASSERT_FALSE(h.EncodeAll());
     for (int head = 0; head < 2; ++head) {
       const TcPageRef ref = RefOf(h, form.name, head);
-      for (int64_t block = 0; block < 3; ++block) {
+      for (const int64_t block : {int64_t{0}, int64_t{1}, form.adapt ? int64_t{9} : int64_t{2}}) {
         const PageView page = h.View(block, head);
         const std::vector<double> keys = TcKeysRef(ref, page), values = TcValuesRef(ref, page);
         const std::vector<float> kt = h.Keys(block, head);
-        std::vector<float> v = h.Values(block, head), q = NormalFloats(form.dk, 22), packed(q);
-        h.codec().PrepareQuery(0, head, nullptr, packed.data(), 1, packed.data());  // in place
+        const std::vector<float> y = h.Values(block, head);
+        std::vector<float> v = y, q = NormalFloats(form.dk, 22), packed(q);
+        h.codec().PrepareQuery(0, head, ref.state, packed.data(), 1, packed.data());  // in place
         h.codec().FinishOutput(0, head, v.data(), 64);
         for (int t = 0; t < page.tokens; ++t) {
           const std::vector<double> key(&keys[t * form.dk], &keys[t * form.dk] + form.dk);
@@ -102,16 +114,15 @@ TEST(Tc, ReadsAsThePlainReadingInDouble) {
           const std::vector<double> wide(q.begin(), q.end());
           ASSERT_NEAR(score, expected, ScoreTolerance(ref, wide, key)) << form.name << " " << t;
           for (int i = 0; i < form.dv; ++i) {
-            // y is exact up to three roundings, then dv products; |y| is at most what |v - mean| and the basis allow.
+            // y is exact up to three roundings (adapt: and dv products more, of rows mixed by U), then dv products.
             double magnitude = 0.0;
             for (int j = 0; j < form.dv; ++j)
-              magnitude += std::fabs(h.Values(block, head)[t * form.dv + j] *
-                                     double{ref.value.inverse[j * form.dv + i]});
+              magnitude +=
+                  std::fabs(y[t * form.dv + j] * double{ref.value.inverse[j * form.dv + i]});
             ASSERT_NEAR(v[t * form.dv + i], values[t * form.dv + i],
-                        (form.dv + 4) * kUnitF32 * (magnitude + std::fabs(values[t * form.dv + i])))
+                        (form.adapt ? 2 * std::sqrt(form.dv) : 1) * (form.dv + 4) * kUnitF32 *
+                            (magnitude + std::fabs(values[t * form.dv + i])))
                 << form.name << " " << t << " " << i;
-            if (t > 2)
-              break;  // the magnitude is slow to find; the first channel of later tokens will do
           }
         }
       }
@@ -334,6 +345,103 @@ TEST(Tc, AttentionIsThatOfTheDecodedRows) {
     const double tolerance = 8 * (2 * std::log(2.0) * worst + (200 + 64) * 4 * kUnitF32);
     for (int i = 0; i < 64; ++i) EXPECT_NEAR(out[r * 64 + i], expected[i], tolerance) << i;
   }
+}
+
+// Rows with a strong direction that the tables know nothing of.
+void MakeSlantedRows(CodecHarness& h, int64_t tokens) {
+  const std::vector<float> noise = NormalFloats(tokens * 2 * 64 * 2, 31);
+  const auto slanted = [&](int64_t at, int i) {
+    float common =
+        0.0f;  // of four neighbours, so that one direction in four has most of the energy
+    for (int c = i / 4 * 4; c < i / 4 * 4 + 4; ++c) common += noise[at + c];
+    return RoundHalf(0.1f * noise[at + i] + common);
+  };
+  h.SetRows(
+      tokens, [&](int64_t t, int head, int i) { return slanted((t * 2 + head) * 64, i); },
+      [&](int64_t t, int head, int i) { return slanted((tokens * 2 + t * 2 + head) * 64, i); });
+}
+
+TEST(TcAdapt, FollowsTheSequence) {
+  CodecCase c = Case({"tc2", 64, 64, RopePairing::kInterleaved, 0.0f, 0.1f});
+  c.rope_base = 1e12;  // most planes hardly turn, so that keys keep their directions
+  CodecCase adapted = c;
+  adapted.flags = {"adapt"};
+  CodecHarness plain(c), adapt(adapted);
+  for (CodecHarness* h : {&plain, &adapt}) {
+    MakeSlantedRows(*h, 1024);
+    h->FreezeState();
+    ASSERT_FALSE(h->EncodeAll());
+  }
+  EXPECT_EQ(adapt.codec().traits().id, "tc2:adapt");
+  EXPECT_EQ(adapt.codec().traits().prefix_tokens, 512);
+  EXPECT_EQ(adapt.codec().PageSize(0, 1).total(), plain.codec().PageSize(0, 1).total());
+  // A quarter of the directions hold nearly everything. Bits stay dealt out for an even spread, but coefficients without
+  // energy cost nothing, and those with energy share the error of few instead of all.
+  EXPECT_LT(ValueError(adapt).mse_ratio(), 0.8 * ValueError(plain).mse_ratio());
+  EXPECT_LT(KeyError(adapt).mse_ratio(), 0.9 * KeyError(plain).mse_ratio());
+}
+
+// U and deviations against their definition, in double from the same rows: U^t M U is diag(deviation^2).
+TEST(TcAdapt, StateDiagonalizesTheMixedCovariance) {
+  CodecCase c = Case({.uneven = 0.5f, .adapt = true});
+  CodecHarness h(c), pieces(c);
+  for (CodecHarness* each : {&h, &pieces}) MakeSlantedRows(*each, 512);
+  h.FreezeState();
+  pieces.FreezeState(37);
+  EXPECT_EQ(h.state(), pieces.state());
+  const TcModel model(c.tables, ShapeOf(c));
+  for (int head = 0; head < 2; ++head) {
+    const TcSide& side = model.Value(0, head);
+    const float* const u = h.State(head) + 64 * 64 + 64;
+    const float* const deviation = u + 64 * 64;
+    std::vector<double> m(64 * 64, 0.0);
+    for (int t = 4; t < 512; ++t) {
+      const float* const y = &h.value_rows()[(t * 2 + head) * 64];
+      for (int i = 0; i < 64; ++i) {
+        for (int j = 0; j < 64; ++j) m[i * 64 + j] += double{y[i]} * y[j] / 1020;
+      }
+    }
+    for (int i = 0; i < 64; ++i) m[i * 65] += 512.0 * side.lambda[i] / 1020;
+    const double largest = std::pow(double{deviation[0]}, 2);
+    for (int a = 0; a < 64; ++a) {
+      if (a > 0) {
+        EXPECT_LE(deviation[a], deviation[a - 1]);
+      }
+      for (int b = 0; b < 64; b += 7) {
+        double entry = 0.0;
+        for (int i = 0; i < 64; ++i) {
+          for (int j = 0; j < 64; ++j) entry += u[i * 64 + a] * m[i * 64 + j] * u[j * 64 + b];
+        }
+        const double want = a == b ? std::pow(double{deviation[a]}, 2) : 0.0;
+        // Columns are rounded to fp16: each error is below 2^-11 of a column of length 1, and meets the largest variance.
+        EXPECT_NEAR(entry, want, 4 * kUnitF16 * largest) << a << " " << b;
+      }
+    }
+  }
+}
+
+TEST(TcAdapt, KeepsSidesThatAreRotations) {
+  CodecCase c = Case({.adapt = true});
+  c.tables = TestTcTables(ShapeOf(c), {.rotated_values = true});
+  CodecHarness h(c);
+  MakeSlantedRows(h, 512);
+  h.FreezeState();
+  const float* const u = h.State(0) + 64 * 64 + 64;
+  for (int i = 0; i < 64 * 64; ++i) EXPECT_EQ(u[i], i / 64 == i % 64 ? 1.0f : 0.0f);
+  EXPECT_NE(h.State(0)[0], 1.0f);  // keys are turned
+}
+
+TEST(TcAdapt, Flags) {
+  CodecCase c = Case({});
+  c.flags = {"static"};
+  EXPECT_EQ(CodecHarness(c).codec().traits().id, "tc3");
+  c.flags = {"static", "adapt"};
+  EXPECT_NE(CodecHarness(c).error().find("exclude"), std::string::npos);
+  c.flags = {"trellis"};
+  EXPECT_NE(CodecHarness(c).error().find("trellis"), std::string::npos);
+  CodecHarness unfrozen(Case({.adapt = true}));
+  unfrozen.MakeRows(64, 1, 0.0f);
+  EXPECT_TRUE(static_cast<bool>(unfrozen.EncodeAll()));
 }
 
 TEST(Tc, WrongTablesAreRefusedByName) {
