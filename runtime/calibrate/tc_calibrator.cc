@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -175,7 +176,6 @@ TcMatrices TcCalibratorImpl::MatricesOf(const SideState& state, int left_out) co
 bool TcCalibratorImpl::RotationIsBetter(const SideState& state, const RopeTable* rope) const {
   double tc = 0.0, rotation = 0.0;
   for (int text = 0; text < texts_; ++text) {
-    if (state.moments.count(text) == 0) continue;
     const TcMatrices others = MatricesOf(state, text);
     TcMatrices own = others;
     own.covariance = state.moments.CovarianceOf(text);
@@ -298,9 +298,12 @@ absl::StatusOr<std::unique_ptr<TcCalibrator>> TcCalibrator::Create(
         absl::StrCat("tc needs at least ", 2 * std::max(shape.dk, shape.dv), " tokens; ",
                      options.text_of_window.size(), " windows of ", options.window, " have fewer"));
   }
-  const int texts =
-      1 + *std::max_element(options.text_of_window.begin(), options.text_of_window.end());
-  return std::make_unique<TcCalibratorImpl>(options, texts);
+  // Texts that no window fell into are not there: 0, 1, .. in the order of their numbers.
+  TcCalibratorOptions used = options;
+  const std::set<int> texts(options.text_of_window.begin(), options.text_of_window.end());
+  for (int& text : used.text_of_window)
+    text = static_cast<int>(std::distance(texts.begin(), texts.find(text)));
+  return std::make_unique<TcCalibratorImpl>(used, static_cast<int>(texts.size()));
 }
 
 }  // namespace kvring

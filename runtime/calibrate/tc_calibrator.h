@@ -23,7 +23,7 @@ struct TcCalibratorOptions {
   int64_t window = 0;                  // tokens of a window, positions 0..window-1
   int64_t served_context = 0;          // positions that keys are turned to: 0..served_context-1
   std::vector<int>
-      text_of_window;  // [windows] 0, 1, ..: windows of one text are coded together when it is left out
+      text_of_window;  // [windows] any numbers: windows of one text are coded together when it is left out
 };
 
 // Where a token is turned to: row of window w out of `windows`. The same as `row` when the context is the window.

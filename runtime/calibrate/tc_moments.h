@@ -36,7 +36,6 @@ class TcMoments {
   // Of one text alone.
   std::vector<double> CovarianceOf(int text) const { return MeanOf(covariance_, text); }
   std::vector<double> MetricOf(int text) const { return MeanOf(metric_, text); }
-  int64_t count(int text) const { return count_[text]; }
   int64_t bytes() const;
 
  private:
