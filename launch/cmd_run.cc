@@ -44,6 +44,11 @@ CommandAction AddRunCommand(CLI::App& app, const GlobalOptions& global) {
       ->capture_default_str();
   app.add_option("--determinism", f.determinism, "rank-invariant (fast is the same today)")
       ->capture_default_str();
+  app.add_option(
+         "--self-check", f.self_check,
+         "measure the codec's cost on the prompt's first 512 tokens before reading: on, off, "
+         "auto (prompts from 16,384 tokens on)")
+      ->capture_default_str();
   return [flags, ranks, &global] {
     flags->ranks_given = ranks->count() > 0;
     return RunCommand(*flags, global);

@@ -34,6 +34,10 @@ absl::Status WriteRunJson(const RunResult& result, const std::string& path) {
   }
   json["calibration"] = CalibrationJson<nlohmann::ordered_json>(result.calibration);
   json["drift"] = DriftJson<nlohmann::ordered_json>(SumDrift(result.ranks));
+  if (result.check.tokens > 0) {
+    json["self_check"] = {
+        {"tokens", result.check.tokens}, {"kl", result.check.kl}, {"bound", result.check.bound}};
+  }
   json["planned_peak_bytes"] = result.planned_peak_bytes;
   json["warnings"] = result.warnings;
   // Text is well-formed UTF-8 already; `replace` keeps a bad warning from ending the program.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "launch/calibration_lookup.h"
+#include "launch/self_check.h"
 #include "runtime/base/status.h"
 #include "runtime/engine/rank_report.h"
 
@@ -27,6 +28,7 @@ struct RunResult {
   std::vector<RankReport> ranks;
   std::vector<UsedCalibration> calibration;
   std::vector<std::string> warnings;
+  SelfCheckResult check;
   int64_t planned_peak_bytes = 0;  // of the fullest rank's process, said before the start
 
   double prefill_rate() const { return prefill_seconds > 0 ? prompt_tokens / prefill_seconds : 0; }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "absl/strings/str_format.h"
 #include "kvstore/codec_spec.h"
 #include "kvstore/sequence_shard.h"
 #include "launch/answer.h"
@@ -14,6 +15,7 @@
 #include "launch/mpi_spawn.h"
 #include "launch/progress.h"
 #include "launch/run_result.h"
+#include "launch/self_check.h"
 #include "runtime/base/log.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/memory_plan.h"
@@ -40,6 +42,7 @@ struct Session {
   int64_t new_tokens = 0, chunk = 0, context = 0;
   std::shared_ptr<const Weights> weights;
   std::vector<std::string> warnings;
+  SelfCheckResult check;
 
   int64_t total() const { return static_cast<int64_t>(prompt.ids.size()) + new_tokens; }
 };
@@ -70,6 +73,7 @@ absl::Status CheckFlags(Session& s, const Job& job) {
     return absl::InvalidArgumentError(
         absl::StrCat("--determinism '", f.determinism, "' is unknown: use rank-invariant or fast"));
   }
+  KVRING_RETURN_IF_ERROR(ParseSelfCheck(f.self_check).status());
   KVRING_RETURN_IF_ERROR(CheckSampling(f.sampling));
   KVRING_ASSIGN_OR_RETURN(s.rule, ParseVisibility(f.model));
   if (s.rule.cell < 1 || s.rule.cell % f.model.block_tokens != 0) {
@@ -237,6 +241,27 @@ int64_t PlannedPeak(const Session& s, const Job& job, const std::vector<RankRepo
   return peak;
 }
 
+// F22, before the ranks start: rank 0 alone, with the cores that its own ranks will have.
+absl::Status CheckCodec(Session& s, const Job& job, int threads, const GlobalOptions& global) {
+  EvalOptions options;
+  options.weights = s.weights;
+  options.tables = s.calibration.tables;
+  options.block_tokens = s.flags.model.block_tokens;
+  options.virtual_shards = s.flags.model.virtual_shards;
+  options.numerics = s.numerics;
+  options.threads = job.processes() ? threads : threads * job.size();
+  KVRING_ASSIGN_OR_RETURN(const SelfCheckMode mode, ParseSelfCheck(s.flags.self_check));
+  KVRING_ASSIGN_OR_RETURN(s.check, SelfCheck(mode, options, s.flags.kv, s.prompt.ids));
+  if (s.check.tokens == 0) return absl::OkStatus();
+  Say(global, absl::StrFormat(
+                  "check    %s costs %.4f nats a token on the first %d tokens (%.2f would be much)",
+                  s.codec->traits().id, s.check.kl, s.check.tokens, s.check.bound));
+  if (s.check.warning().empty()) return absl::OkStatus();
+  s.warnings.push_back(s.check.warning());
+  Say(global, absl::StrCat("warning  ", s.check.warning()));
+  return absl::OkStatus();
+}
+
 absl::Status LeadGroup(Session& s, const Job& job, RankGroup& group, int64_t pool_bytes,
                        const GlobalOptions& global);
 
@@ -276,6 +301,7 @@ absl::Status LeadGroup(Session& s, const Job& job, RankGroup& group, int64_t poo
   result.numerics = s.numerics;
   result.calibration = s.calibration.used;
   result.warnings = s.warnings;
+  result.check = s.check;
   const int64_t cached = result.prompt_tokens + static_cast<int64_t>(result.tokens.size()) - 1;
   const std::string drift = DriftWarning(SumDrift(result.ranks), result.kv);
   if (!drift.empty() && cached >= kDriftTokens) {
@@ -327,6 +353,9 @@ absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
     return absl::Status(followed.code(), "");  // rank 0 says why
   }
   PrintHead(s, *job, threads, global);
+  // A failure here ends the job as one of LeadRun does: the followers' leader is gone.
+  const absl::Status checked = CheckCodec(s, *job, threads, global);
+  if (!checked.ok()) return job->processes() ? SayNow(checked) : checked;
   return LeadRun(s, *job, threads, *pool, options, global);
 }
 

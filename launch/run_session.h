@@ -28,6 +28,7 @@ struct RunFlags {
   bool ignore_eos = false;
   std::string scheme = "auto";
   std::string determinism = "rank-invariant";
+  std::string self_check = "auto";
 };
 
 absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global);

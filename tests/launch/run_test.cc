@@ -134,6 +134,33 @@ int Survivors(const std::string& model) {
   return count;
 }
 
+// F22: what the codec costs on this prompt, before it is read, and never a change of what is answered.
+TEST_F(CliTest, SelfCheckMeasuresTheCodecAndChangesNothing) {
+  const std::string text = File("check.txt", std::string(600, 'x') + " and some more words here.");
+  const auto words = [&](const std::string& kv, const std::string& mode) {
+    return std::vector<std::string>{"run",          "-m", model(),       "-f", text, "--raw",
+                                    "-n",           "2",  "--kv",        kv,   "-t", "1",
+                                    "--self-check", mode, "--ignore-eos"};
+  };
+  const auto off = Json(words("rot2", "off")), on = Json(words("rot2", "on"));
+  EXPECT_FALSE(off.contains("self_check"));
+  ASSERT_TRUE(on.contains("self_check"));
+  EXPECT_EQ(on["self_check"]["tokens"], std::min<int64_t>(512, on["prompt_tokens"]));
+  EXPECT_EQ(on["logits_hash"], off["logits_hash"]);
+  // A random model is far from what trained ones lose: two bits cost it more than nothing, eight next to nothing.
+  const double two = on["self_check"]["kl"], eight = Json(words("rot8", "on"))["self_check"]["kl"];
+  EXPECT_GT(two, 10 * eight);
+  EXPECT_LT(eight, 0.05);
+  EXPECT_NEAR(on["self_check"]["bound"], 0.8, 1e-9);  // 0.05 nats at 4 bits, four times a bit
+  const bool warned = on["warnings"].dump().find("costs") != std::string::npos;
+  EXPECT_EQ(warned, two > 0.8);
+  EXPECT_FALSE(Json(words("f16", "on")).contains("self_check"));  // nothing to check
+  ExpectRefused(Kvring(words("rot2", "maybe")), {"--self-check 'maybe'"});
+  const ProcessResult ranks = Mpirun(2, words("int3", "on"));
+  EXPECT_EQ(ranks.exit_code, 0) << ranks.err;
+  EXPECT_NE(ranks.err.find("check    int3 costs"), std::string::npos) << ranks.err;
+}
+
 TEST_F(CliTest, CtrlCEndsAllRanksAtOnce) {
   const std::string text = File("long.txt", Words(1600));
   std::vector<std::string> run = {
