@@ -50,11 +50,11 @@ void OneRow(const float* x, const float* m, int in, int out, float* y) {
   }
 }
 
-void Rows(const float* x, int64_t rows, const float* m, int in, int out, float* y) {
+void SmallRows(const float* x, int64_t rows, const float* m, int in, int out, float* y) {
   for (int64_t r = 0; r < rows; ++r) OneRow(x + r * in, m, in, out, y + r * out);
 }
 
-void Columns(const float* x, int64_t lanes, const float* m, int in, int out, float* y) {
+void SmallColumns(const float* x, int64_t lanes, const float* m, int in, int out, float* y) {
   const DF d;
   for (int64_t l = 0; l < lanes; l += static_cast<int64_t>(hn::Lanes(d))) {
     int j = 0;
@@ -92,17 +92,17 @@ HWY_AFTER_NAMESPACE();
 namespace kvring {
 namespace {
 
-HWY_EXPORT(Rows);
-HWY_EXPORT(Columns);
+HWY_EXPORT(SmallRows);
+HWY_EXPORT(SmallColumns);
 
 }  // namespace
 
 void RowsTimesMatrix(const float* x, int64_t rows, const float* m, int in, int out, float* y) {
-  HWY_DYNAMIC_DISPATCH(Rows)(x, rows, m, in, out, y);
+  HWY_DYNAMIC_DISPATCH(SmallRows)(x, rows, m, in, out, y);
 }
 
 void ColumnsTimesMatrix(const float* x, int64_t lanes, const float* m, int in, int out, float* y) {
-  HWY_DYNAMIC_DISPATCH(Columns)(x, lanes, m, in, out, y);
+  HWY_DYNAMIC_DISPATCH(SmallColumns)(x, lanes, m, in, out, y);
 }
 
 }  // namespace kvring

@@ -30,8 +30,8 @@ struct TcGainGroup {
 // [kLanes] gain bytes, 0: the coefficients are nearer to zero than to any code, or have no bits. saturated: [kLanes] coefficients
 // beyond what the largest gain reaches. A lane depends on itself alone; the same bits on every instruction set.
 //
-// The gain starts as the rms of the coefficients that have bits; twice {code at the gain; gain = sum w z c / sum w c^2}; it is
-// rounded to its byte, and the coefficients are coded once more.
+// The gain starts as the rms of the coefficients that have bits; twice {code at the gain; gain = sum w z c / sum w c^2}; of its
+// byte and the two on either side the one with the least error codes the coefficients.
 void EncodeTcGroup(const TcGainGroup& group, const float* z, uint8_t* codes, uint8_t* e,
                    int32_t* saturated);
 

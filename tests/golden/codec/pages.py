@@ -228,8 +228,13 @@ def tc_vector(z, bits):
     for _ in range(2):
         _, level = code(gain)
         gain = (weight * z * level).sum() / (weight * level * level).sum()
-    e = int(np.rint(8 * np.log2(gain) + 112))
-    return code(scale_of(e))[0], e
+    middle, best = int(np.rint(8 * np.log2(gain) + 112)), None
+    for e in (middle, middle - 1, middle + 1, middle - 2, middle + 2):
+        codes, level = code(scale_of(e))
+        error = (weight * (z - scale_of(e) * level) ** 2)[coded].sum()
+        if best is None or error < best[0]:
+            best = (error, codes, e)
+    return best[1], best[2]
 
 
 TWO_AT, ONE_AT = [0, 2, 8, 10, 4, 6, 12, 14], [0, 4, 1, 5, 2, 6, 3, 7]

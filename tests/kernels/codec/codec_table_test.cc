@@ -277,6 +277,7 @@ TEST_P(EveryCodec, F13_HeadSizes) {
     // One range covers all dv numbers of a token in int and nf: it grows as the extremes of dv Gaussian numbers do.
     const double spread = std::max(1.0, std::sqrt(std::log(dv) / std::log(64.0)));
     EXPECT_LT(ValueError(h).value(), spread * ErrorBound(bits())) << dv;
+    if (row().rate > 0) continue;  // heads differ; padding is inside the rate (tc_test.cc)
     EXPECT_GE(h.codec().PageSize(0, 0).k * 8, int64_t{64} * dk * bits());
   }
 }

@@ -130,7 +130,8 @@ TEST(TcLevels, CodesAreNearestAndGainsGood) {
     double best = own;
     for (int byte = e[lane] - 4; byte <= e[lane] + 4; ++byte)
       best = std::min(best, error_at(lane, byte, false));
-    EXPECT_LT(own, 1.5 * best) << lane;  // two rounds from the rms: a byte is 9 % of gain
+    // Two bytes further than the search goes: only the ends of five are looked at, and the error is ragged.
+    EXPECT_LT(own, 1.2 * best) << lane;
     EXPECT_EQ(saturated[lane], 0);
     EXPECT_NEAR(e[lane], 112 + 8 * (lane - 8), 4) << lane;  // gains near the lanes' own size
   }
