@@ -7,6 +7,7 @@
 // not among them. Memory: two [dim][dim] sums a text, and the vectors kept.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

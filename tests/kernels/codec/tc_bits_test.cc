@@ -130,8 +130,8 @@ TEST(TcLevels, CodesAreNearestAndGainsGood) {
     double best = own;
     for (int byte = e[lane] - 4; byte <= e[lane] + 4; ++byte)
       best = std::min(best, error_at(lane, byte, false));
-    // Two bytes further than the search goes: only the ends of five are looked at, and the error is ragged.
-    EXPECT_LT(own, 1.2 * best) << lane;
+    // Up to six bytes of gain off what the search ends on, where the error is ragged: the least of many is not of the best five.
+    EXPECT_LT(own, 1.35 * best) << lane;
     EXPECT_EQ(saturated[lane], 0);
     EXPECT_NEAR(e[lane], 112 + 8 * (lane - 8), 4) << lane;  // gains near the lanes' own size
   }

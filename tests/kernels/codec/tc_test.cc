@@ -170,7 +170,8 @@ TEST(Tc, CodesAreNearestToTheCoefficients) {
         for (int c = 0; v_bits > 0 && c < 1 << v_bits; ++c) {
           const double other = ScaleValue(v_part[t]) * TcLevelsOf(v_bits).number[c];
           // z, its quotient by the gain and the border between two levels are rounded, nine times in all.
-          ASSERT_LE(std::fabs(z - stored), std::fabs(z - other) + 2 * 9 * kUnitF32 * std::fabs(z));
+          ASSERT_LE(std::fabs(z - stored),
+                    std::fabs(z - other) + 2 * 9 * kUnitF32 * (std::fabs(z) + std::fabs(other)));
         }
       }
     }
