@@ -59,7 +59,8 @@ struct Fixture {
       : rope(MakeRopeTable(RopePairing::kHalfSplit, job.shape.dk, job.shape.dk, 1e4, {})),
         ropes(job.shape.layers, &rope) {
     const CodecRow* row = FindCodec(job.codec);
-    codec = row->make(*row, {.shape = job.shape, .rope = ropes, .flags = {}}).codec;
+    codec =
+        row->make(*row, {.shape = job.shape, .rope = ropes, .flags = {}, .tables = nullptr}).codec;
   }
   RopeTable rope;
   std::vector<const RopeTable*> ropes;

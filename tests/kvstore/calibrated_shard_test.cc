@@ -140,7 +140,9 @@ TEST_P(Calibrated, DriftIsCountedByLayerForEveryChunking) {
     EXPECT_GT(expected[0].overflow, 0);
     EXPECT_GT(expected[1].overflow, 0);
   }
-  if (subject().codec->traits().growing_page) EXPECT_EQ(expected[0].overflow, 0);
+  if (subject().codec->traits().growing_page) {
+    EXPECT_EQ(expected[0].overflow, 0);
+  }
 }
 
 // Codes, scales and outliers of dropped tokens do not come back: at once, and after other tokens took their place.
