@@ -24,6 +24,7 @@ struct ExecutorOptions {
   int virtual_shards = 64;
   int64_t pool_bytes = int64_t{1} << 40;
   absl::Duration timeout = absl::Seconds(30);  // of one exchange between ranks
+  AttentionForm attention;
   std::string numerics;                        // NumericsId; checked against every plan's
 };
 
