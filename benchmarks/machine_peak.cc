@@ -88,14 +88,14 @@ double PeakFlops() {
   return rate;
 }
 
-double PeakReadBytes() {
-  constexpr int64_t kFloats = 64 << 20;
-  std::vector<float> x(kFloats + 16, 1.0f);
+double PeakReadBytes(int64_t bytes) {
+  const int64_t floats = bytes / static_cast<int64_t>(sizeof(float));
+  std::vector<float> x(static_cast<size_t>(floats + 16), 1.0f);
   const float* aligned = x.data();
   while (reinterpret_cast<uintptr_t>(aligned) % 64 != 0) ++aligned;
   return BestRate(5, [&] {
-    g_sink = HWY_DYNAMIC_DISPATCH(ReadLoopImpl)(aligned, kFloats);
-    return static_cast<double>(kFloats * sizeof(float));
+    g_sink = HWY_DYNAMIC_DISPATCH(ReadLoopImpl)(aligned, floats);
+    return static_cast<double>(floats * sizeof(float));
   });
 }
 

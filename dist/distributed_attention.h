@@ -35,6 +35,7 @@ struct DistributedAttentionOptions {
   std::vector<const RopeTable*> rope;  // [layers]
   int piece_tokens =
       2048;  // local tokens of one virtual shard accumulated as one piece: part of the numerics
+  AttentionForm form;  // part of the numerics too
   // What queries and partials of one round of exchanges may take on a rank: longer chunks go in several rounds. The same on
   // all ranks; no bit depends on it.
   int64_t round_bytes = int64_t{64} << 20;

@@ -35,6 +35,7 @@ struct LocalAttention::Task {
 struct LocalAttention::Scratch {
   AttendScratch attend;
   AttendArgs args;
+  PackedQueries queries;
   std::vector<int64_t> positions;
   std::vector<PageView> pages;
   std::vector<std::vector<float>> partials;  // by depth: [0] a piece, [1 + level] a right half
@@ -216,6 +217,10 @@ void LocalAttention::Attend(int layer, const Task& task) {
   args.packed_q = task.packed_q;
   args.rule = slice.rule;
   args.chunk_begin = slice.begin;
+  args.form = options_.form;
+  args.prepared = nullptr;
+  if (args.form.math != AttentionMath::kTile && args.codec->PreparePacked(args, scratch->queries))
+    args.prepared = &scratch->queries;
   if (!Node(task, *scratch, task.tree, task.into)) MakeEmpty(task.into);
   GiveScratch(std::move(scratch));
 }

@@ -112,7 +112,19 @@ void AttendPage(const AttendArgs& args, const PageView& page, AttendScratch& scr
 
 }  // namespace
 
-void AttendPages(const AttendArgs& args, AttendScratch& scratch, const SoftmaxPartial& partial) {
+void AttendExactRows(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                     AttendScratch& scratch, const SoftmaxPartial& partial) {
+  ExactTile(args, page, scratch);
+  AttendRows(args, page, true, first, last, scratch, partial);
+}
+
+void AttendPages(const AttendArgs& all_args, AttendScratch& scratch,
+                 const SoftmaxPartial& partial) {
+  AttendArgs args = all_args;
+  if (args.form.math != AttentionMath::kTile && args.prepared == nullptr &&
+      args.codec->PreparePacked(args, scratch.queries)) {
+    args.prepared = &scratch.queries;
+  }
   scratch.kt.resize(static_cast<size_t>(args.block_tokens) * args.dk + kTilePad);
   scratch.v.resize(static_cast<size_t>(args.block_tokens) * args.dv + kTilePad);
   for (const PageView& page : args.pages) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/codec.h"
+#include "kernels/packed_queries.h"
 #include "kernels/softmax_partial.h"
 #include "kernels/visibility.h"
 
@@ -39,6 +40,9 @@ struct AttendArgs {
   VisibilityRule rule;
   int64_t chunk_begin = 0;  // first position of this step's chunk (kExactChunk)
   ScoreSink* scores = nullptr;
+  AttentionForm form;
+  // Not kTile: PreparePacked of these rows, made once for all pages of a step; null: AttendPages makes its own.
+  const PackedQueries* prepared = nullptr;
 };
 
 // Rotation angles of one block's positions.
@@ -54,10 +58,17 @@ struct AttendScratch {
   std::vector<float> kt, v, p, rows;
   std::vector<BlockAngles> angles;
   size_t oldest_angles = 0;
+  PackedQueries queries;
+  PackedScratch packed;
 };
 
 // partial (+)= attention over args.pages, pages in the given order. Rows that see no key of a page are not touched by it.
 void AttendPages(const AttendArgs& args, AttendScratch& scratch, const SoftmaxPartial& partial);
+
+// partial (+)= attention of rows [first, last) of `args` over the exact rows of one page: for codecs that read the rest of it
+// themselves.
+void AttendExactRows(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                     AttendScratch& scratch, const SoftmaxPartial& partial);
 
 // The plain form of the same in double (kernels/ref): defines correct. Tolerance of the fast form: docs/numerics.md.
 void AttendPagesRef(const AttendArgs& args, const SoftmaxPartial& partial);

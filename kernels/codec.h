@@ -30,6 +30,7 @@ namespace kvring {
 
 struct AttendArgs;
 struct AttendScratch;
+struct PackedQueries;
 struct SoftmaxPartial;
 
 struct KvShape {
@@ -147,6 +148,10 @@ class Codec {
   // The default copies.
   virtual void PrepareQuery(int layer, int head, const float* state, const float* raw_q,
                             int64_t rows, float* packed_q) const;
+
+  // Brings the rows of `args` into the form that AttendPacked reads (AttendArgs::prepared), for every page that they will
+  // see. False: there is no such form, or not yet; tiles are decoded then.
+  virtual bool PreparePacked(const AttendArgs& args, PackedQueries& queries) const { return false; }
 
   // Attention of rows [first, last) of `args` over the packed form of one page, for codecs that read codes without decoding
   // a tile (integer dot products, score tables). False: not this codec's way; AttendPages decodes a tile instead.

@@ -81,7 +81,9 @@ absl::Status OpenAll(const EvalFlags& flags, EvalSession& s) {
 
 absl::Status LoadWeights(const EvalFlags& flags, EvalSession& s) {
   KVRING_ASSIGN_OR_RETURN(const LinearMath math, ParseMath(flags.model.math));
-  s.head.numerics = s.options.numerics = NumericsId(math);
+  KVRING_ASSIGN_OR_RETURN(s.options.attention, ParseAttention(flags.model.attention_math,
+                                                              flags.model.attention_rounding));
+  s.head.numerics = s.options.numerics = NumericsId(math, s.options.attention);
   WeightsOptions weights;
   weights.math = math;
   KVRING_ASSIGN_OR_RETURN(s.options.weights, Weights::Load(s.model.file, s.model.config, weights));
@@ -150,6 +152,9 @@ CommandAction AddEvalCommand(CLI::App& app, const GlobalOptions& global) {
   app.add_option("--ranks", flags->ranks, "ranks, as threads")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
+  app.add_option(
+      "--attention-rounding", flags->model.attention_rounding,
+      "with --attention-math int8, round these alone: query, bias, weights, none (slow)");
   app.add_option("--task", flags->task,
                  "loss: every token scored (--visibility teacher); retrieval: sentences planted in "
                  "the text and asked for (--visibility packed)")

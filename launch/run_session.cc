@@ -34,6 +34,7 @@ struct Session {
   OpenModel model;
   VisibilityRule rule;
   LinearMath math = LinearMath::kF32;
+  AttentionForm attention;
   std::string numerics;
   CalibrationChoice calibration;
   std::shared_ptr<const Codec> codec;
@@ -53,6 +54,7 @@ void Say(const GlobalOptions& global, const std::string& line) {
 
 absl::Status CheckFlags(Session& s, const Job& job) {
   const RunFlags& f = s.flags;
+  KVRING_ASSIGN_OR_RETURN(s.attention, ParseAttention(f.model.attention_math, ""));
   KVRING_ASSIGN_OR_RETURN(s.new_tokens, ParseLength(f.new_tokens));
   if (s.new_tokens < 1) return absl::InvalidArgumentError("-n 0: at least 1 new token is needed");
   if (!f.context.empty()) {
@@ -186,7 +188,7 @@ absl::StatusOr<int64_t> CheckMemory(Session& s, const Job& job, const GlobalOpti
 }
 
 absl::Status LoadWeights(Session& s, const Job& job) {
-  s.numerics = NumericsId(s.math);
+  s.numerics = NumericsId(s.math, s.attention);
   WeightsOptions options;
   options.math = s.math;
   options.output_head = job.leads();
@@ -248,6 +250,7 @@ absl::Status CheckCodec(Session& s, const Job& job, int threads, const GlobalOpt
   options.tables = s.calibration.tables;
   options.block_tokens = s.flags.model.block_tokens;
   options.virtual_shards = s.flags.model.virtual_shards;
+  options.attention = s.attention;
   options.numerics = s.numerics;
   options.threads = job.processes() ? threads : threads * job.size();
   KVRING_ASSIGN_OR_RETURN(const SelfCheckMode mode, ParseSelfCheck(s.flags.self_check));
@@ -347,6 +350,7 @@ absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
   options.virtual_shards = flags.model.virtual_shards;
   options.pool_bytes = *pool;
   options.timeout = absl::Seconds(flags.model.timeout_s);
+  options.attention = s.attention;
   options.numerics = s.numerics;
   if (!job->leads()) {
     const absl::Status followed = job->Follow(threads, options);

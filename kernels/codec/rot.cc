@@ -13,6 +13,7 @@
 #include "kernels/codec/hadamard.h"
 #include "kernels/codec/lloyd_max.h"
 #include "kernels/codec/page_angles.h"
+#include "kernels/codec/rot_reader.h"
 #include "kernels/codec/rot_state.h"
 
 namespace kvring {
@@ -60,10 +61,12 @@ class RotCodec final : public Codec {
         value_transform_(shape_.dv),
         state_(shape_, *options.rope[0], !HasFlag(options, "no-mean"),
                !HasFlag(options, "no-balance")),
-        angles_(MakePageAngles(options.rope, block_)) {
-    const bool grouped = HasFlag(options, "g64");
-    key_ = MakeSide(shape_.dk, WordBytes(shape_.dk, block_, row.bits), grouped, block_);
-    value_ = MakeSide(shape_.dv, WordBytes(block_, shape_.dv, row.bits), grouped, block_);
+        angles_(MakePageAngles(options.rope, block_)),
+        key_(MakeSide(shape_.dk, WordBytes(shape_.dk, block_, row.bits), HasFlag(options, "g64"),
+                      block_)),
+        value_(MakeSide(shape_.dv, WordBytes(block_, shape_.dv, row.bits), HasFlag(options, "g64"),
+                        block_)),
+        reader_(ReaderOptions(options)) {
     const bool has_state = state_.floats() > 0;
     traits_.id = CanonicalId(row, options);
     traits_.k_scope = has_state ? ParamScope::kPrefix : ParamScope::kToken;
@@ -92,12 +95,21 @@ class RotCodec final : public Codec {
                     float* packed_q) const override;
 
   Error Encode(const EncodeArgs& args) const override;
+  bool PreparePacked(const AttendArgs& args, PackedQueries& queries) const override {
+    if (StateFloats() > 0 && args.state == nullptr) return false;
+    return reader_.Prepare(args, state_.Mean(args.state), queries);
+  }
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch& scratch, const SoftmaxPartial& partial) const override {
+    return reader_.Attend(args, page, first, last, state_.Mean(args.state), scratch, partial);
+  }
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;
   void DecodeValues(int layer, int head, const float* state, const PageView& page,
                     float* v) const override;
 
  private:
+  RotReaderOptions ReaderOptions(const CodecOptions& options) const;
   void KeyFactors(const float* state, float* factors) const;
   void EncodeKeys(const EncodeArgs& args, Batch& batch) const;
   void EncodeValues(const EncodeArgs& args, Batch& batch) const;
@@ -113,8 +125,21 @@ class RotCodec final : public Codec {
   RotState state_;
   std::vector<std::shared_ptr<const PageAngles>> angles_;  // [layers]
   Side key_, value_;
+  RotReader reader_;
   CodecTraits traits_;
 };
+
+RotReaderOptions RotCodec::ReaderOptions(const CodecOptions& options) const {
+  RotReaderOptions reader;
+  reader.form = {table_.bits, shape_.dk, shape_.dv, table_.unit, table_.level.data()};
+  reader.block_tokens = block_;
+  reader.grouped = key_.groups > 1 || value_.groups > 1;
+  reader.k_word_bytes = key_.word_bytes;
+  reader.k_bytes = key_.bytes;
+  reader.v_word_bytes = value_.word_bytes;
+  reader.rope = options.rope;
+  return reader;
+}
 
 // D and w together: what keys are multiplied by before H.
 void RotCodec::KeyFactors(const float* state, float* factors) const {

@@ -230,6 +230,20 @@ std::vector<double> RotValuesRef(const RotPageRef& form, const PageView& page) {
   return values;
 }
 
+RotCodesRef RotPageCodes(const RotPageRef& form, const PageView& page) {
+  RotCodesRef codes;
+  const int block = form.block_tokens;
+  const uint8_t* const values = page.packed + RotKeyBytes(form);
+  for (int t = 0; t < block; ++t) {
+    for (int i = 0; i < form.dk; ++i)
+      codes.k.push_back(ReadCode(page.packed, block, form.bits, i, t));
+    for (int i = 0; i < form.dv; ++i) codes.v.push_back(ReadCode(values, form.dv, form.bits, t, i));
+    codes.k_scale.push_back(page.packed[BytesOfWords(form.dk, block, form.bits) + t]);
+    codes.v_scale.push_back(values[BytesOfWords(block, form.dv, form.bits) + t]);
+  }
+  return codes;
+}
+
 std::vector<double> GroupedKeysRef(const GroupedPageRef& form, const PageView& page) {
   const uint8_t* const params = page.packed + BytesOfWords(form.dk, form.block_tokens, form.bits);
   std::vector<double> keys;

@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/codec.h"
+#include "kernels/attention.h"
+#include "kernels/codec/page_turns.h"
 
 namespace kvring {
 
@@ -25,6 +26,19 @@ struct RotPageRef {
 // Keys in the query domain [tokens][dk], T (w o RoPE(mu)) + code, sinks T (w o k); values in the value domain [tokens][dv].
 std::vector<double> RotKeysRef(const RotPageRef& form, const PageView& page);
 std::vector<double> RotValuesRef(const RotPageRef& form, const PageView& page);
+
+// Codes and scale bytes of one page with one scale a vector, all slots: k [block][dk], v [block][dv].
+struct RotCodesRef {
+  std::vector<int> k, v;
+  std::vector<uint8_t> k_scale, v_scale;
+};
+RotCodesRef RotPageCodes(const RotPageRef& form, const PageView& page);
+
+// What kernels/cpu/attend_packed.h computes, in plain loops: integers exactly, floats in the order that the fast form keeps on
+// instruction sets with fused multiply-add. Every page of `args` is read packed; sinks as exact rows by the same tile code.
+// args.form says which roundings take place.
+void AttendPackedRef(const RotPageRef& form, const PageTurns& turns, const AttendArgs& args,
+                     const SoftmaxPartial& partial);
 
 struct GroupedPageRef {
   int bits = 0, block_tokens = 64;

@@ -34,6 +34,7 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions
   kv.pool_bytes = options.pool_bytes;
   kv.timeout = options.timeout;
   kv.comm = comm;
+  kv.attention = options.attention;
   executor->kv_ = RankKv::Create(kv);
   return executor;
 }

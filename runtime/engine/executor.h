@@ -24,7 +24,8 @@ struct ExecutorOptions {
   int virtual_shards = 64;
   int64_t pool_bytes = int64_t{1} << 40;
   absl::Duration timeout = absl::Seconds(30);  // of one exchange between ranks
-  std::string numerics;                        // NumericsId; checked against every plan's
+  AttentionForm attention;
+  std::string numerics;  // NumericsId; checked against every plan's
 };
 
 // Rows that a slice's `want` asked for; on rank 0 alone.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/linear.h"
+#include "kernels/packed_queries.h"
 #include "runtime/base/status.h"
 
 namespace kvring {
@@ -13,7 +14,11 @@ namespace kvring {
 // "auto" measures (ChooseLinearMath); "f32", "bf16", "int8" are taken as they are.
 absl::StatusOr<LinearMath> ParseMath(const std::string& text);
 
-// E.g. "bf16/q-f32/p-f32/exp2-poly/AVX3": linear products, query and probability form, exp2, instruction set.
-std::string NumericsId(LinearMath math);
+// math: "tile" or "int8". rounding: "" for all, else a list of query, bias, weights: those alone are rounded, in plain loops.
+absl::StatusOr<AttentionForm> ParseAttention(const std::string& math, const std::string& rounding);
+
+// E.g. "bf16/q-f32/p-f32/exp2-poly/AVX3": linear products, form of the query and of the probabilities where packed keys are
+// read, exp2, instruction set.
+std::string NumericsId(LinearMath math, const AttentionForm& attention = {});
 
 }  // namespace kvring

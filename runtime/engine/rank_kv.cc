@@ -32,6 +32,7 @@ std::unique_ptr<RankKv> RankKv::Create(const RankKvOptions& options) {
   DistributedAttentionOptions attention;
   attention.shape = options.shape;
   attention.rope = options.rope;
+  attention.form = options.attention;
   kv->attention_ = DistributedAttention::Create(options.comm, attention);
   return kv;
 }

@@ -27,6 +27,7 @@ struct RankKvOptions {
   int64_t pool_bytes = 0;  // limit of this rank's pages
   absl::Duration timeout;  // of one exchange
   Communicator* comm = nullptr;
+  AttentionForm attention;
 };
 
 // One sequence on this rank, as dist sees it.

@@ -21,6 +21,7 @@ absl::StatusOr<std::unique_ptr<RankGroup>> MakeEvalGroup(const EvalOptions& o,
   executor.block_tokens = o.block_tokens;
   executor.virtual_shards = o.virtual_shards;
   executor.timeout = absl::Minutes(10);
+  executor.attention = o.attention;
   executor.numerics = o.numerics;
   return RankGroup::Threads(o.ranks, o.threads, executor);
 }

@@ -26,6 +26,7 @@ struct EvalOptions {
   int virtual_shards = 64;
   int ranks = 1;    // threads of this process
   int threads = 1;  // per rank
+  AttentionForm attention;
   std::string numerics;
   int64_t window = 2048;
   int64_t windows = 16;

@@ -381,9 +381,10 @@ TEST(CodecSpec, CalibratedCodecsByName) {
   const auto tables = TestNuqTables(shape);
   int rows = 0;
   for (const CodecRow& row : AllCodecs()) {
-    if (!row.calibrated || row.rate > 0) continue;
-    ++rows;
+    if (!row.calibrated) continue;
     EXPECT_TRUE(NeedsCalibration(row.name));
+    if (row.rate > 0) continue;  // tc has no such forms
+    ++rows;
     for (const char* form : {"", ":exact", ":token", ":paper"}) {
       const auto codec = MakeCodec(std::string(row.name) + form, shape, pointers, tables);
       ASSERT_TRUE(codec.ok()) << codec.status();

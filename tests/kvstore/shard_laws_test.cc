@@ -93,8 +93,6 @@ TEST_P(ShardLaws, PeakStaysBelowKvPeakBytes) {
       if (chunk == 1 && !subject().is_mock) continue;
       ShardCluster cluster(subject(), 3, rule);
       std::vector<int64_t> bound(3);
-      const KvShape& shape = subject().shape;
-      const int64_t state = subject().codec->StateBytes() * shape.kv_heads * shape.layers;
       while (cluster.length() < 2000) {
         const int64_t end = std::min<int64_t>(2000, cluster.length() + chunk);
         ASSERT_TRUE(cluster.Step(end).ok());
@@ -107,8 +105,12 @@ TEST_P(ShardLaws, PeakStaysBelowKvPeakBytes) {
       ASSERT_THAT(cluster.CheckBytes(), IsEmpty());
       for (int rank = 0; rank < 3; ++rank) {
         EXPECT_LE(cluster.pool(rank).peak_bytes(), bound[rank]) << RuleName(rule) << " " << chunk;
-        // The bound covers shorter steps and the state, which is in no pool, but it is no loose guess.
-        EXPECT_GE(cluster.pool(rank).peak_bytes(), (bound[rank] - state) * 8 / 10)
+        // The bound covers shorter steps, and the state, which does not lie in the pool; but it is no loose guess.
+        const int64_t state =
+            subject().codec->StateBytes() * subject().shape.kv_heads * subject().shape.layers;
+        // The longer the prefix that stays exact, the more a step that ends with it holds beyond those taken here.
+        const int64_t tenths = subject().codec->traits().prefix_tokens > 256 ? 7 : 8;
+        EXPECT_GE(cluster.pool(rank).peak_bytes(), (bound[rank] - state) * tenths / 10)
             << RuleName(rule) << " " << chunk;
       }
     }

@@ -94,6 +94,24 @@ TEST_F(CliTest, LogitsFileHoldsARowAStep) {
   }
 }
 
+TEST_F(CliTest, AttentionMathIsAFlagAndPartOfTheNumerics) {
+  const std::string text = File("long.txt", Words(300));
+  std::vector<std::string> run = {"run",       "-m", model(), "-f",           text,     "-p",
+                                  "And then?", "-n", "4",     "--ignore-eos", "--math", "f32"};
+  const auto tile = Json(run);
+  EXPECT_NE(tile["numerics"].get<std::string>().find("f32/q-f32/p-f32/"), std::string::npos);
+  run.insert(run.end(), {"--attention-math", "int8"});
+  const auto int8 = Json(run);
+  EXPECT_NE(int8["numerics"].get<std::string>().find("f32/q-int8/p-u8/"), std::string::npos);
+  EXPECT_NE(int8["logits_hash"], tile["logits_hash"]);
+  run.insert(run.end(), {"--ranks", "3", "--chunk", "64"});
+  EXPECT_EQ(Json(run)["logits_hash"], int8["logits_hash"]);
+  ExpectRefused(Kvring({"run", "-m", model(), "-p", "x", "--attention-math", "fp8"}),
+                {"--attention-math 'fp8'", "tile or int8"});
+  ExpectRefused(Kvring({"eval", "-m", model(), "-f", text, "--attention-rounding", "query"}),
+                {"--attention-rounding", "--attention-math int8"});
+}
+
 // The law of the project, over real processes: N ranks, whatever they are, give the same tokens and bits.
 TEST_F(CliTest, ThreadsAndProcessesGiveTheSameBits) {
   const std::string text = File("text.txt", Words(300));

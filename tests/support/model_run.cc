@@ -49,6 +49,7 @@ absl::StatusOr<GreedyRun> RunGreedy(const TestModel& model, const std::vector<in
   executor.rule = options.rule;
   executor.virtual_shards = options.virtual_shards;
   executor.timeout = absl::Minutes(2);
+  executor.attention = options.attention;
   executor.numerics = model.numerics;
   KVRING_ASSIGN_OR_RETURN(const auto group, RankGroup::Threads(options.ranks, 1, executor));
   EngineOptions engine_options;

@@ -33,6 +33,7 @@ struct GreedyOptions {
   int ranks = 1;
   int64_t chunk = 0;
   int64_t new_tokens = 8;
+  AttentionForm attention;
   VisibilityRule rule;
   int virtual_shards = 64;
   int rho = 0;

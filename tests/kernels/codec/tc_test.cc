@@ -269,24 +269,28 @@ TEST(Tc, ValueDomainAndBack) {
   }
 }
 
-// One query over keys and values [tokens][64], base 2; worst: the largest tolerance of a logit.
-std::vector<double> PlainAttention(const TcPageRef& ref, const std::vector<double>& q,
-                                   const std::vector<double>& keys,
-                                   const std::vector<double>& values, double* worst) {
-  const size_t tokens = keys.size() / 64;
-  std::vector<double> weight(tokens), out(64, 0.0);
-  double total = 0.0;
-  for (size_t t = 0; t < tokens; ++t) {
-    double logit = 0.0;
-    const std::vector<double> key(&keys[t * 64], &keys[t * 64] + 64);
-    for (int i = 0; i < 64; ++i) logit += q[i] * key[i];
-    *worst = std::max(*worst, ScoreTolerance(ref, q, key));
-    total += weight[t] = std::exp2(logit);
+// out: attention of two rows over 200 keys and values, against the same in double.
+void ExpectAttention(const TcPageRef& ref, const std::vector<float>& raw,
+                     const std::vector<double>& keys, const std::vector<double>& values,
+                     const std::vector<float>& out) {
+  for (int r = 0; r < 2; ++r) {
+    std::vector<double> weight(200), expected(64, 0.0);
+    double total = 0.0, worst = 0.0;
+    const std::vector<double> q(&raw[r * 64], &raw[r * 64] + 64);
+    for (int t = 0; t < 200; ++t) {
+      double logit = 0.0;
+      const std::vector<double> key(&keys[t * 64], &keys[t * 64] + 64);
+      for (int i = 0; i < 64; ++i) logit += q[i] * key[i];
+      worst = std::max(worst, ScoreTolerance(ref, q, key));
+      total += weight[t] = std::exp2(logit);
+    }
+    for (int t = 0; t < 200; ++t) {
+      for (int i = 0; i < 64; ++i) expected[i] += weight[t] / total * values[t * 64 + i];
+    }
+    // Logits that are off by `worst` move weights by 2 ln 2 of it in all; values reach about 8; then 200 sums and 64 products.
+    const double tolerance = 8 * (2 * std::log(2.0) * worst + (200 + 64) * 4 * kUnitF32);
+    for (int i = 0; i < 64; ++i) EXPECT_NEAR(out[r * 64 + i], expected[i], tolerance) << i;
   }
-  for (size_t t = 0; t < tokens; ++t) {
-    for (int i = 0; i < 64; ++i) out[i] += weight[t] / total * values[t * 64 + i];
-  }
-  return out;
 }
 
 // Decode over pages, sinks and exact rows against plain attention in double over what the pages stand for.
@@ -348,14 +352,7 @@ TEST(Tc, AttentionIsThatOfTheDecodedRows) {
   AttendPages(args, scratch, partial);
   ASSERT_TRUE(Finalize(partial, out.data()));
   h.codec().FinishOutput(0, head, out.data(), 2);
-  for (int r = 0; r < 2; ++r) {
-    const std::vector<double> q(&raw[r * 64], &raw[r * 64] + 64);
-    double worst = 0.0;
-    const std::vector<double> expected = PlainAttention(ref, q, keys, values, &worst);
-    // Logits that are off by `worst` move weights by 2 ln 2 of it in all; values reach about 8; then 200 sums and 64 products.
-    const double tolerance = 8 * (2 * std::log(2.0) * worst + (200 + 64) * 4 * kUnitF32);
-    for (int i = 0; i < 64; ++i) EXPECT_NEAR(out[r * 64 + i], expected[i], tolerance) << i;
-  }
+  ExpectAttention(ref, raw, keys, values, out);
 }
 
 // Rows with a strong direction that the tables know nothing of.

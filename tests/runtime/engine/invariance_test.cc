@@ -75,6 +75,34 @@ TEST_P(InvarianceTest, RanksChunksAndCompanyChangeNothing) {
   }
 }
 
+// The same where rot's pages are read by integer dot products.
+TEST(Int8AttentionTest, RanksChunksAndCompanyChangeNothing) {
+  for (const char* codec : {"rot4", "rot2"}) {
+    GreedyOptions base;
+    base.codec = codec;
+    base.attention.math = AttentionMath::kInt8;
+    base.chunk = 1 << 20;
+    const std::vector<int32_t> prompt = Prompt(1200);
+    const auto whole = RunGreedy(Model(), prompt, base);
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    GreedyOptions tiles = base;
+    tiles.attention.math = AttentionMath::kTile;
+    const auto other = RunGreedy(Model(), prompt, tiles);
+    ASSERT_TRUE(other.ok()) << other.status();
+    EXPECT_NE(whole->hashes, other->hashes) << "the integer form was not used";
+    for (const auto& [ranks, chunk, company] : std::vector<std::tuple<int, int64_t, bool>>{
+             {1, 37, false}, {1, 512, true}, {2, 64, false}, {4, 1 << 20, true}, {4, 300, false}}) {
+      GreedyOptions options = base;
+      options.ranks = ranks;
+      options.chunk = chunk;
+      if (company) options.company = {Prompt(70), Prompt(260)};
+      const auto run = RunGreedy(Model(), prompt, options);
+      ASSERT_TRUE(run.ok()) << run.status();
+      ExpectSame(*whole, *run, absl::StrCat(codec, " int8, ", ranks, " ranks, chunk ", chunk));
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Codecs, InvarianceTest,
                          testing::Combine(testing::Values("f16", "rot4", "rot2", "int4"),
                                           testing::Values(100, 600, 3000)));

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode attention of one KV head on one core, pages beyond the cache: bytes of pages a second as a share of what the core reads
+// at the same working-set size in the same run ("of_read"), and keys a second. f16 tiles, rot by tiles, rot by int8.
+//
+// Pages are visited with a stride, as a sequence's pages of one (layer, head) lie in memory: the next page is never the
+// next address.
+//
+// Predicted before measuring, for AVX-512 with VNNI on a core that issues one 512-bit operation of a kind a cycle (Zen 4; two
+// on Zen 5 or Golden Cove), d = 64, 64 keys, g query heads, a page of 4224 bytes at 4 bits:
+//   scores 64 g, values 64 g, bias 128 g dot products;  rot4: 128 look-ups, 64 shifts, 66 loads;  softmax about 90 g.
+//   g = 3: 768 dot products (768 cycles), about 500 others on other ports: some 800 cycles, 215 ns at 3.7 GHz, 19.6 GB/s.
+//   rot3 (3200 bytes) and rot2 (2176) spend the same dot products: the same keys a second, so 14.9 and 10.1 GB/s; rot8 (8320
+//   bytes) is bound by memory. g = 1: some 350 cycles: bound by memory at 4 bits. g = 8: some 2200 cycles, bound by dot products.
+//   d = 128: twice everything but softmax: shares are those of d = 64 or a little better.
+#include <benchmark/benchmark.h>
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "benchmarks/machine_peak.h"
+#include "kernels/attention.h"
+#include "kernels/parallel.h"
+
+namespace kvring {
+namespace {
+
+std::vector<float> Numbers(int64_t n, float spread) {
+  std::mt19937 generator(1);
+  std::normal_distribution<float> normal(0.0f, spread);
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& value : x) value = normal(generator);
+  return x;
+}
+
+double ReadRate(int64_t megabytes) {
+  static std::map<int64_t, double> known;
+  double& rate = known[megabytes];
+  if (rate == 0) rate = PeakReadBytes(megabytes << 20);
+  return rate;
+}
+
+// One KV head's pages: real codes of Gaussian rows in a few pages, copied over the whole working set.
+class Pages {
+ public:
+  Pages(const std::string& name, int d, int group, int64_t bytes) {
+    rope_ = MakeRopeTable(RopePairing::kInterleaved, d, d, 100000.0, {});
+    CodecOptions options;
+    options.shape = {1, group, 1, d, d, 64};
+    options.rope = {&rope_};
+    const CodecRow* row = FindCodec(name);
+    codec_ = row->make(*row, options).codec;
+    state_ = Numbers(std::max<int64_t>(1, codec_->StateFloats()), 0.0f);
+    const std::vector<float> mean = Numbers(d, 1.0f);
+    if (codec_->StateFloats() > 0) {
+      std::copy(mean.begin(), mean.end(), state_.begin());
+      std::fill(state_.begin() + d, state_.end(), 1.0f);
+    }
+    const int64_t page_bytes = (codec_->PageSize(0, 0).total() + 63) / 64 * 64;
+    const int64_t count = bytes / page_bytes;
+    const size_t huge = 2 << 20, size = (count * page_bytes + huge - 1) / huge * huge;
+    memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(huge, size)));
+    if (getenv("KV_HUGE")) madvise(memory_.get(), size, MADV_HUGEPAGE);
+    uint8_t* at = memory_.get();
+    Encode(d, at, page_bytes);
+    for (int64_t i = kMade; i < count; ++i)
+      std::copy_n(at + i % kMade * page_bytes, page_bytes, at + i * page_bytes);
+    // A stride of about a hundred pages that meets them all.
+    int64_t stride = getenv("KV_SEQ") ? 1 : 97;
+    while (stride > 1 && count % stride == 0) stride += 2;
+    views_.resize(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      views_[i].packed = at + i * stride % count * page_bytes;
+      views_[i].begin = (i + 2) * 64;
+      views_[i].tokens = 64;
+    }
+    page_bytes_ = codec_->PageSize(0, 0).total();
+  }
+
+  const Codec& codec() const { return *codec_; }
+  const float* state() const { return codec_->StateFloats() > 0 ? state_.data() : nullptr; }
+  const RopeTable& rope() const { return rope_; }
+  const std::vector<PageView>& views() const { return views_; }
+  double bytes() const { return static_cast<double>(page_bytes_) * views_.size(); }
+
+ private:
+  static constexpr int64_t kMade = 16;
+
+  void Encode(int d, uint8_t* at, int64_t page_bytes) {
+    const auto rows = Numbers(kMade * 64 * d, 1.0f);
+    for (int64_t i = 0; i < kMade; ++i) {
+      uint8_t* const page = at + i * page_bytes;
+      EncodeArgs args;
+      args.block_begin = (i + 2) * 64;
+      args.count = 64;
+      args.k = args.v = rows.data() + i * 64 * d;
+      args.state = state();
+      args.pages = &page;
+      if (codec_->Encode(args)) std::abort();
+    }
+  }
+
+  RopeTable rope_;
+  std::unique_ptr<Codec> codec_;
+  std::vector<float> state_;
+  struct Free {
+    void operator()(uint8_t* p) const { std::free(p); }
+  };
+  std::unique_ptr<uint8_t, Free> memory_;
+  std::vector<PageView> views_;
+  int64_t page_bytes_ = 0;
+};
+
+// Args: head size, query heads of the group, megabytes of pages. 32 pages a call, as pieces of a virtual shard are read.
+void BenchDecode(benchmark::State& state, const char* name, AttentionMath math) {
+  const int d = static_cast<int>(state.range(0));
+  const int64_t group = state.range(1), megabytes = state.range(2);
+  const Pages pages(name, d, static_cast<int>(group), megabytes << 20);
+  const auto raw = Numbers(group * d, 1.44f / std::sqrt(static_cast<float>(d)));
+  auto packed = raw;
+  pages.codec().PrepareQuery(0, 0, pages.state(), raw.data(), group, packed.data());
+  const std::vector<int64_t> positions(static_cast<size_t>(group),
+                                       static_cast<int64_t>(pages.views().size() + 2) * 64);
+  std::vector<float> storage(static_cast<size_t>(PartialFloats(group, d)));
+  const SoftmaxPartial partial = PartialAt(storage.data(), group, d);
+  AttendScratch scratch;
+  AttendArgs args;
+  args.codec = &pages.codec();
+  args.state = pages.state();
+  args.rope = &pages.rope();
+  args.dk = args.dv = d;
+  args.positions = positions;
+  args.raw_q = raw.data();
+  args.packed_q = packed.data();
+  args.rule.kind = Visibility::kPacked;
+  args.form.math = math;
+  PackedQueries queries;
+  if (math == AttentionMath::kInt8) {
+    if (!pages.codec().PreparePacked(args, queries)) return state.SkipWithError("no int8 form");
+    args.prepared = &queries;
+  }
+  const std::span<const PageView> views = pages.views();
+  for (auto _ : state) {
+    MakeEmpty(partial);
+    for (size_t first = 0; first < views.size(); first += 32) {
+      args.pages = views.subspan(first, std::min<size_t>(32, views.size() - first));
+      AttendPages(args, scratch, partial);
+    }
+    benchmark::ClobberMemory();
+  }
+  const double keys = static_cast<double>(views.size()) * 64;
+  const auto rate = [](double x) {
+    return benchmark::Counter(x, benchmark::Counter::kIsIterationInvariantRate);
+  };
+  state.counters["GB/s"] = rate(pages.bytes() * 1e-9);
+  state.counters["of_read"] = rate(pages.bytes() / ReadRate(megabytes));
+  state.counters["Mkeys/s"] = rate(keys * 1e-6);
+}
+
+void DecodeArgs(benchmark::internal::Benchmark* bench) {
+  bench->Unit(benchmark::kMillisecond);
+  for (int d : {64, 128})
+    for (int group : {1, 3, 4, 8}) bench->Args({d, group, 256});
+  for (int megabytes : {1, 16, 64, 1024}) bench->Args({64, 3, megabytes});
+}
+BENCHMARK_CAPTURE(BenchDecode, f16_tile, "f16", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, rot4_tile, "rot4", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, rot8_int8, "rot8", AttentionMath::kInt8)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, rot4_int8, "rot4", AttentionMath::kInt8)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, rot3_int8, "rot3", AttentionMath::kInt8)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, rot2_int8, "rot2", AttentionMath::kInt8)->Apply(DecodeArgs);
+
+}  // namespace
+}  // namespace kvring
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  kvring::SetThreads(1);
+  std::fprintf(stderr, "one core: %.1f GB/s read of 256 MB\n", kvring::ReadRate(256) * 1e-9);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queries as the attention by integer dot products reads them: made once for all pages of a call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvring {
+
+// How AttendPages reads packed pages of codecs that have both ways: decoded to fp32 tiles, or by integer dot products.
+// kPlainInt8: the same arithmetic in plain loops, slow, where each rounding can be left out (to measure what it costs).
+enum class AttentionMath : uint8_t { kTile, kInt8, kPlainInt8 };
+
+struct AttentionForm {
+  AttentionMath math = AttentionMath::kTile;
+  // kPlainInt8: what is rounded; kInt8 rounds all.
+  bool round_query = true, round_bias = true, round_weights = true;
+};
+
+struct PackedQueries {
+  int64_t rows = 0;
+  int dk = 0;
+  int planes = 0;  // rotated planes of the bias; 0: no bias
+  int stride = 0;  // planes rounded up to 16, zeros behind
+  // Scores: [rows][dk], in the order in which the codec's codes come apart; what a step of each row stands for, and 128 times
+  // the sum of its bytes.
+  std::vector<int8_t> q;
+  std::vector<float> q_scale;
+  std::vector<int32_t> q_sum;
+  // Bias of position n, sum over planes of re cos(n theta) + im sin(n theta): [rows][2][stride] re, im in steps of z_scale
+  // that keep every sum of products in 31 bits; plus the constant of channels that are not rotated.
+  std::vector<float> z;
+  std::vector<float> z_scale, constant;  // [rows]
+};
+
+// Places in a thread's scratch for the rows that go through a page together, for the sizes that they were made for.
+struct PackedRoom {
+  int dk = 0, dv = 0, stride = -1;
+  uint32_t *keys = nullptr, *values = nullptr;  // unpacked levels [dk / 4][64], [16][dv]
+  int32_t* scores = nullptr;                    // [rows][64]
+  int32_t *even = nullptr, *odd = nullptr;      // [rows][32]: parts of the bias
+  int32_t* sums = nullptr;                      // [rows][dv]
+  float* logits = nullptr;                      // [rows][64], then weights
+  uint8_t* weights = nullptr;                   // [rows][64]
+  uint32_t *re = nullptr, *im = nullptr;        // [rows][stride / 2] pairs of int16
+};
+
+// Buffers of one thread.
+struct PackedScratch {
+  PackedScratch() = default;
+  PackedScratch(const PackedScratch&) {}  // places are the copy's own: made again when needed
+  PackedScratch& operator=(const PackedScratch&) = delete;
+  std::vector<uint32_t> words;
+  PackedRoom room;
+};
+
+}  // namespace kvring
