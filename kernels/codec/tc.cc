@@ -379,7 +379,9 @@ std::string CheckTc(const CodecRow& row, const CodecOptions& options) {
     return name + ":adapt needs blocks that divide its prefix of " + std::to_string(kTcPrefix) +
            " tokens, got " + std::to_string(options.shape.block_tokens);
   }
-  if (options.tables == nullptr) return name + " needs a calibration file (calibrate --kv tc)";
+  if (options.tables == nullptr)
+    return name + " needs calibrated tables: make them with kvring calibrate --kv tc, or name a " +
+           "file with --calibration";
   const std::string bad = TcModel::Check(*options.tables, options.shape);
   return bad.empty() ? "" : name + ": " + bad;
 }
