@@ -11,6 +11,7 @@ find_package(CLI11 REQUIRED CONFIG)
 find_package(spdlog REQUIRED CONFIG)
 find_package(Protobuf REQUIRED)
 find_package(Dnnl REQUIRED)
+find_package(Eigen3 REQUIRED NO_MODULE)  # headers alone, in sources alone
 if(KVRING_MPI)
   set(MPI_CXX_SKIP_MPICXX ON)
   find_package(MPI REQUIRED COMPONENTS CXX)

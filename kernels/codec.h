@@ -98,6 +98,7 @@ struct ObserveArgs {
   int64_t count = 0;         // rows, in token order
   const float* k = nullptr;  // [count][kv_heads][dk] before RoPE, fp16-representable
   const float* q = nullptr;  // [count][query_heads][dk] before RoPE, fp16-representable
+  const float* v = nullptr;  // [count][kv_heads][dv] value domain, fp16-representable
 };
 
 struct EncodeArgs {
@@ -127,10 +128,12 @@ class Codec {
   virtual int64_t StateFloats() const { return 0; }
   int64_t StateBytes() const { return StateFloats() * 2; }
   virtual void Observe(const ObserveArgs& args, float* sums /* [kv_heads][SumFloats()] */) const {}
-  virtual void Freeze(std::span<const float* const> block_sums, float* state) const {}
+  virtual void Freeze(int layer, int head, std::span<const float* const> block_sums,
+                      float* state) const {}
 
-  // v: [rows][dv] in place, into the value domain; FinishOutput is its inverse on attention's output.
-  virtual void ToValueDomain(float* v, int64_t rows) const {}
+  // v: [tokens][kv_heads][dv] of one layer in place, into the value domain. FinishOutput is its inverse on the normalized
+  // output of attention, [rows][dv] of one KV head (o / l: a mean that ToValueDomain took off comes back whole).
+  virtual void ToValueDomain(int layer, float* v, int64_t tokens) const {}
   virtual void FinishOutput(int layer, int head, float* o, int64_t rows) const {}
 
   virtual Error Encode(const EncodeArgs& args) const = 0;
@@ -188,8 +191,10 @@ struct CodecRow {
   int bits;
   double outliers = 0;  // share of a vector's elements that are kept apart (nuq), half in each tail
   bool calibrated = false;  // needs CodecOptions::tables
+  int rate = 0;             // tc: hundredths of a bit a coefficient; `bits` is the whole part
 };
 std::span<const CodecRow> AllCodecs();
-const CodecRow* FindCodec(const std::string& name);  // null when there is none
+// A row of the table, or that of tc@BITS for any BITS from 1 to 6 in hundredths; null when there is none.
+const CodecRow* FindCodec(const std::string& name);
 
 }  // namespace kvring

@@ -13,6 +13,17 @@
 //   k_decode, v_decode, v_decode_token [L][C]: what codes decode to, with qnorm; absent: the centroids
 //   k_slots, v_slots [L][H] outlier slots of one page of that head, for blocks of block_tokens (a [1] tensor)
 //   k_outliers, v_outliers [L][H]: mean outliers of a token seen in calibration (sizes the exact container)
+//
+// Tensors of tc, table id "tc" for every rate (sides k and v, D = dk or dv; rotated-and-transform 4). y = (x - mean) basis:
+//   k_mean, v_mean         [L][H*D]    keys before RoPE
+//   k_basis, v_basis       [L][H][D*D] G^(1/2) U, row of channel i, column of coefficient j, scaled to a mean square singular
+//                                      value of 1; of keys after RoPE
+//   k_inverse, v_inverse   [L][H][D*D] its inverse: x = y inverse + mean
+//   k_lambda, v_lambda     [L][H*D]    variance of each coefficient, falling, positive
+//   k_weight, v_weight     [L][H]      loss of a unit of squared y: what the basis was scaled by, comparable between sides
+//   k_rot, v_rot           [L][H]      1: the held-out check chose a plain rotation for this side, which basis and lambda
+//                                      then hold; `adapt` leaves it as it is
+//   served_context         [1]         positions that keys were turned to: 0..n-1
 #pragma once
 
 #include <cstdint>

@@ -12,8 +12,10 @@ namespace kvring {
 namespace {
 
 std::string KnownCodecs() {
-  return absl::StrJoin(AllCodecs(), ", ",
-                       [](std::string* out, const CodecRow& row) { *out += row.name; });
+  return absl::StrCat(
+      absl::StrJoin(AllCodecs(), ", ",
+                    [](std::string* out, const CodecRow& row) { *out += row.name; }),
+      ", tc@BITS");
 }
 
 bool KeysAndValuesApart(const std::string& spec) {
@@ -56,6 +58,16 @@ absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(const std::string& spec,
 bool NeedsCalibration(const std::string& spec) {
   const CodecRow* const row = FindCodec(spec.substr(0, spec.find(':')));
   return row != nullptr && row->calibrated;
+}
+
+std::string SpecForContext(const std::string& spec, int64_t context) {
+  const std::vector<std::string> parts = absl::StrSplit(spec, ':');
+  const CodecRow* const row = FindCodec(parts[0]);
+  if (context < kAdaptContext || row == nullptr || row->rate == 0) return spec;
+  for (const std::string& flag : parts) {
+    if (flag == "adapt" || flag == "static") return spec;
+  }
+  return absl::StrCat(spec, ":adapt");
 }
 
 std::vector<std::string> SplitCodecList(const std::string& list) {

@@ -20,6 +20,11 @@ absl::StatusOr<std::shared_ptr<const Codec>> MakeCodec(
 // The codec is known and its table row says that it needs calibrated tables. False for unknown names.
 bool NeedsCalibration(const std::string& spec);
 
+// The codec that `spec` means for sequences of a declared context: tc adapts itself to its sequence ("tc3" is "tc3:adapt") from
+// kAdaptContext tokens on, where the state is under 2 % of the pages, unless :adapt or :static is given. Other specs as they are.
+inline constexpr int64_t kAdaptContext = 16384;
+std::string SpecForContext(const std::string& spec, int64_t context);
+
 // Splits a list: ';' always separates, ',' where no value has "k=" or "v=".
 std::vector<std::string> SplitCodecList(const std::string& list);
 

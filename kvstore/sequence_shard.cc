@@ -186,7 +186,7 @@ absl::Status SequenceShardImpl::Freeze(int layer, const float* sums) {
     for (size_t b = 0; b < blocks.size(); ++b) {
       blocks[b] = sums + static_cast<int64_t>(b) * SumRow() + head * codec_->SumFloats();
     }
-    codec_->Freeze(blocks, state->data() + head * codec_->StateFloats());
+    codec_->Freeze(layer, head, blocks, state->data() + head * codec_->StateFloats());
   }
   for (const float value : *state) {
     if (!std::isfinite(value)) {

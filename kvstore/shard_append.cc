@@ -178,7 +178,6 @@ void SequenceShardImpl::FillAngles(int layer, const AppendRows& rows) {
 }
 
 void SequenceShardImpl::StorePiece(int layer, const AppendRows& rows, Piece& piece) {
-  if (Gathers(piece.block, layers_[layer])) Gather(layer, rows, piece);
   const float* const k_rows = rows.k + piece.row * KeyRow();
   const float* const v_rows = rows.v + piece.row * ValueRow();
   std::vector<float> k(k_rows, k_rows + piece.count * KeyRow());
@@ -197,11 +196,12 @@ void SequenceShardImpl::StorePiece(int layer, const AppendRows& rows, Piece& pie
       }
     }
   }
-  codec_->ToValueDomain(v.data(), piece.count * shape_.kv_heads);
+  codec_->ToValueDomain(layer, v.data(), piece.count);
   if (traits_.lossless) {
     piece.error = EncodeLossless(layer, k.data(), v.data(), piece);
   } else {
     StoreExact(layers_[layer], k.data(), v.data(), piece);
+    if (Gathers(piece.block, layers_[layer])) Gather(layer, rows, piece);
   }
   piece.target->tokens = piece.first + static_cast<int>(piece.count);
 }
@@ -251,7 +251,12 @@ void SequenceShardImpl::ObserveRows(int layer, int64_t block, int first, int cou
   Layer& target = layers_[layer];
   const Half* const stats_k = Halves(target.stats[block]) + first * KeyRow();
   const Half* const stats_q = StatsQ(target.stats[block]) + first * QueryRow();
-  std::vector<float> k(count * KeyRow()), q(count * QueryRow());
+  // Values are not kept twice: exact rows of the prefix stay at least as long as its statistics.
+  const int run_index = map_.Shard(block * block_tokens()) - first_shard_;
+  const Block& rows = target.shards[run_index].blocks[block / map_.virtual_shards()];
+  const Half* const exact_v = ExactV(rows.exact) + first * ValueRow();
+  std::vector<float> k(count * KeyRow()), q(count * QueryRow()), v(count * ValueRow());
+  std::transform(exact_v, exact_v + v.size(), v.begin(), HalfToFloat);
   std::transform(stats_k, stats_k + k.size(), k.begin(), HalfToFloat);
   std::transform(stats_q, stats_q + q.size(), q.begin(), HalfToFloat);
   ObserveArgs args;
@@ -260,6 +265,7 @@ void SequenceShardImpl::ObserveRows(int layer, int64_t block, int first, int cou
   args.count = count;
   args.k = k.data();
   args.q = q.data();
+  args.v = v.data();
   codec_->Observe(args, target.sums[block].data());
 }
 

@@ -234,6 +234,7 @@ absl::StatusOr<TensorFile> ParseTensorFile(const std::string& bytes, const std::
     CodecTable& table = file.tensors[entry.name];
     table.shape.assign(entry.shape.begin(), entry.shape.end());
     table.values.resize((entry.offsets[1] - entry.offsets[0]) / sizeof(float));
+    if (table.values.empty()) continue;  // memcpy takes no null, not even for nothing
     std::memcpy(table.values.data(), bytes.data() + data_begin + entry.offsets[0],
                 table.values.size() * sizeof(float));
   }

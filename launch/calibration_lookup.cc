@@ -8,6 +8,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kernels/codec/nuq_rules.h"
+#include "kernels/codec/tc_bits.h"
+#include "kernels/codec/tc_model.h"
 #include "kvstore/codec_spec.h"
 #include "launch/progress.h"
 #include "runtime/base/hash.h"
@@ -42,7 +44,8 @@ std::vector<std::string> NeededTables(const std::vector<std::string>& codecs) {
     std::vector<std::string> parts = absl::StrSplit(spec, ':');
     const std::string name = parts[0];
     parts.erase(parts.begin());
-    const std::string id = NuqTableId(name, ParseNuqTableOptions(parts));
+    const std::string id =
+        ParseTcRate(name) > 0 ? kTcTableId : NuqTableId(name, ParseNuqTableOptions(parts));
     if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
   }
   return ids;

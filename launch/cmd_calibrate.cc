@@ -52,9 +52,10 @@ struct Measured {
   int64_t file_bytes = 0, peak_rss_bytes = 0;
 };
 
-// Texts one behind the other, without begin tokens between.
+// Texts one behind the other, without begin tokens between; tokens of each in text_tokens.
 absl::StatusOr<std::vector<int32_t>> IdsOf(const OpenModel& model,
-                                           const std::vector<std::string>& paths) {
+                                           const std::vector<std::string>& paths,
+                                           std::vector<int64_t>& text_tokens) {
   KVRING_ASSIGN_OR_RETURN(const VocabData vocab, ReadVocab(*model.file));
   KVRING_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(vocab));
   std::vector<int32_t> ids;
@@ -63,6 +64,7 @@ absl::StatusOr<std::vector<int32_t>> IdsOf(const OpenModel& model,
     KVRING_ASSIGN_OR_RETURN(const EncodeResult encoded,
                             tokenizer->Encode(text, {BeginToken::kNever, false}));
     ids.insert(ids.end(), encoded.ids.begin(), encoded.ids.end());
+    text_tokens.push_back(static_cast<int64_t>(encoded.ids.size()));
   }
   return ids;
 }
@@ -157,12 +159,13 @@ absl::Status RunCalibrate(const CalibrateFlags& flags, const GlobalOptions& glob
   EndOnInterrupt();
   const absl::Time start = absl::Now();
   KVRING_ASSIGN_OR_RETURN(const OpenModel model, OpenModelFile(flags.model));
-  KVRING_ASSIGN_OR_RETURN(const CalibrateOptions options, OptionsOf(flags, model));
+  KVRING_ASSIGN_OR_RETURN(CalibrateOptions options, OptionsOf(flags, model));
   std::string path = flags.output;
   if (path.empty()) {
     KVRING_ASSIGN_OR_RETURN(path, CachedCalibrationPath(model));
   }
-  KVRING_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, IdsOf(model, flags.texts));
+  KVRING_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                          IdsOf(model, flags.texts, options.text_tokens));
   KVRING_RETURN_IF_ERROR(CheckCalibrate(options, static_cast<int64_t>(ids.size())));
   KVRING_RETURN_IF_ERROR(CheckWritable(path, flags.output.empty()));
   SetThreads(ThreadsPerRank(global.threads, 1));
@@ -186,7 +189,8 @@ CommandAction AddCalibrateCommand(CLI::App& app, const GlobalOptions& global) {
   app.add_option("-f,--file,--text", flags->texts, "calibration text; may be given several times")
       ->required();
   app.add_option("--kv", flags->codecs,
-                 "codecs, a list; nuq options that change tables are post-rope, token-keys, "
+                 "codecs, a list; tc serves every tc codec; nuq options that change tables are "
+                 "post-rope, token-keys, "
                  "channel-values, cap, qnorm, fisher, unweighted, no-sinks")
       ->capture_default_str();
   app.add_option(

@@ -96,9 +96,10 @@ absl::Status OpenAll(Session& s) {
   const ModelFlags& flags = s.flags.model;
   KVRING_ASSIGN_OR_RETURN(s.calibration, FindCalibration(flags.calibration, {s.flags.kv},
                                                          flags.model, s.model, flags.block_tokens));
-  KVRING_ASSIGN_OR_RETURN(s.codec,
-                          MakeCodec(s.flags.kv, s.model.config.kv_shape(flags.block_tokens), rope,
-                                    s.calibration.tables));
+  const int64_t context = s.context > 0 ? s.context : s.model.config.trained_context;
+  KVRING_ASSIGN_OR_RETURN(
+      s.codec, MakeCodec(SpecForContext(s.flags.kv, context),
+                         s.model.config.kv_shape(flags.block_tokens), rope, s.calibration.tables));
   return absl::OkStatus();
 }
 

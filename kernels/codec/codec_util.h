@@ -48,5 +48,6 @@ CodecMade MakeRot(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeInt(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeNf(const CodecRow& row, const CodecOptions& options);
 CodecMade MakeNuq(const CodecRow& row, const CodecOptions& options);
+CodecMade MakeTc(const CodecRow& row, const CodecOptions& options);
 
 }  // namespace kvring

@@ -81,12 +81,12 @@ class RotCodec final : public Codec {
   int64_t SumFloats() const override { return state_.SumFloats(); }
   int64_t StateFloats() const override { return state_.floats(); }
   void Observe(const ObserveArgs& args, float* sums) const override { state_.Observe(args, sums); }
-  void Freeze(std::span<const float* const> block_sums, float* state) const override {
+  void Freeze(int, int, std::span<const float* const> block_sums, float* state) const override {
     state_.Freeze(block_sums, state);
   }
 
-  void ToValueDomain(float* v, int64_t rows) const override {
-    value_transform_.Rows(v, rows, value_transform_.signs().data(), v);
+  void ToValueDomain(int, float* v, int64_t tokens) const override {
+    value_transform_.Rows(v, tokens * shape_.kv_heads, value_transform_.signs().data(), v);
   }
   void FinishOutput(int, int, float* o, int64_t rows) const override {
     value_transform_.RowsInverse(o, rows, value_transform_.signs().data(), o);

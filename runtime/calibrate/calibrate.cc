@@ -10,6 +10,7 @@
 #include "runtime/base/hash.h"
 #include "runtime/calibrate/calibration_windows.h"
 #include "runtime/calibrate/nuq_calibrator.h"
+#include "runtime/calibrate/tc_calibrator.h"
 #include "runtime/model/fingerprint.h"
 
 namespace kvring {
@@ -23,17 +24,50 @@ std::vector<const RopeTable*> RopeTables(const ModelConfig& config) {
   return tables;
 }
 
+int64_t ServedContext(const CalibrateOptions& options) {
+  return options.served_context > 0 ? options.served_context : options.window;
+}
+
+// Of each window, the text that its middle lies in.
+std::vector<int> TextsOfWindows(const CalibrateOptions& options,
+                                const CalibrationWindows& windows) {
+  std::vector<int> texts;
+  for (const int64_t begin : windows.begins) {
+    int64_t end = 0;
+    int text = -1;
+    do {
+      ++text;
+      end += text < static_cast<int>(options.text_tokens.size()) ? options.text_tokens[text] : 0;
+    } while (text + 1 < static_cast<int>(options.text_tokens.size()) &&
+             begin + options.window / 2 >= end);
+    texts.push_back(std::max(text, 0));
+  }
+  return texts;
+}
+
 // One calibrator for each family that the list names.
-absl::StatusOr<Calibrators> MakeCalibrators(const CalibrateOptions& options, int64_t windows) {
+absl::StatusOr<Calibrators> MakeCalibrators(const CalibrateOptions& options,
+                                            const CalibrationWindows& windows) {
   NuqCalibratorOptions nuq;
   nuq.shape = options.config.kv_shape(options.block_tokens);
   nuq.rope = RopeTables(options.config);
-  nuq.codecs = options.codecs;
   nuq.window = options.window;
-  nuq.windows = windows;
-  KVRING_ASSIGN_OR_RETURN(std::unique_ptr<CodecCalibrator> calibrator, NuqCalibrator::Create(nuq));
+  nuq.windows = static_cast<int64_t>(windows.begins.size());
+  for (const std::string& codec : options.codecs) {
+    if (!TcCalibrator::Makes(codec)) nuq.codecs.push_back(codec);
+  }
   Calibrators calibrators;
-  calibrators.push_back(std::move(calibrator));
+  if (!nuq.codecs.empty() || options.codecs.empty()) {
+    KVRING_ASSIGN_OR_RETURN(std::unique_ptr<CodecCalibrator> made, NuqCalibrator::Create(nuq));
+    calibrators.push_back(std::move(made));
+  }
+  if (nuq.codecs.size() < options.codecs.size()) {
+    KVRING_ASSIGN_OR_RETURN(
+        std::unique_ptr<CodecCalibrator> made,
+        TcCalibrator::Create({nuq.shape, nuq.rope, options.window, ServedContext(options),
+                              TextsOfWindows(options, windows)}));
+    calibrators.push_back(std::move(made));
+  }
   return calibrators;
 }
 
@@ -141,7 +175,7 @@ absl::StatusOr<CalibrationInfo> MakeInfo(const CalibrateOptions& options, int64_
   info.window = options.window;
   info.seed = static_cast<int64_t>(options.seed);
   info.sinks = kNuqSinks;
-  info.served_context = options.served_context > 0 ? options.served_context : options.window;
+  info.served_context = ServedContext(options);
   info.shape = options.config.kv_shape(options.block_tokens);
   info.rope = DescribeRope(RopeTables(options.config));
   return info;
@@ -177,7 +211,7 @@ absl::Status CheckCalibrate(const CalibrateOptions& options, int64_t tokens) {
   }
   KVRING_ASSIGN_OR_RETURN(const CalibrationWindows windows,
                           ChooseWindows(tokens, options.window, options.windows, options.seed));
-  return MakeCalibrators(options, static_cast<int64_t>(windows.begins.size())).status();
+  return MakeCalibrators(options, windows).status();
 }
 
 absl::StatusOr<CalibrationResult> Calibrate(const CalibrateOptions& options,
@@ -188,7 +222,7 @@ absl::StatusOr<CalibrationResult> Calibrate(const CalibrateOptions& options,
   KVRING_ASSIGN_OR_RETURN(const CalibrationWindows windows,
                           ChooseWindows(tokens, options.window, options.windows, options.seed));
   const auto count = static_cast<int64_t>(windows.begins.size());
-  KVRING_ASSIGN_OR_RETURN(const Calibrators calibrators, MakeCalibrators(options, count));
+  KVRING_ASSIGN_OR_RETURN(const Calibrators calibrators, MakeCalibrators(options, windows));
   WeightsOptions weights_options;
   weights_options.keep_for_backward = true;
   KVRING_ASSIGN_OR_RETURN(auto weights,

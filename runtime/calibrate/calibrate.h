@@ -29,9 +29,12 @@ struct CalibrateOptions {
   int64_t window = 2048;
   int64_t windows = 16;
   uint64_t seed = 0;
-  int64_t served_context = 0;  // 0: the window; a note for codecs whose tables depend on it
+  int64_t served_context = 0;  // 0: the window; for codecs whose tables depend on it
   int block_tokens = 64;
   std::vector<std::string> texts;  // names, for the artifact
+  // Tokens of each text, in their order within the ids: codecs that check themselves on a text they left out need to know.
+  // Empty: one text.
+  std::vector<int64_t> text_tokens;
 };
 
 struct CalibrationResult {

@@ -25,7 +25,7 @@ struct ExecutorOptions {
   int64_t pool_bytes = int64_t{1} << 40;
   absl::Duration timeout = absl::Seconds(30);  // of one exchange between ranks
   AttentionForm attention;
-  std::string numerics;                        // NumericsId; checked against every plan's
+  std::string numerics;  // NumericsId; checked against every plan's
 };
 
 // Rows that a slice's `want` asked for; on rank 0 alone.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention.h"
 #include "kernels/codec_tables.h"
 #include "kernels/packed_queries.h"
 #include "kernels/visibility.h"

@@ -59,7 +59,8 @@ struct Fixture {
       : rope(MakeRopeTable(RopePairing::kHalfSplit, job.shape.dk, job.shape.dk, 1e4, {})),
         ropes(job.shape.layers, &rope) {
     const CodecRow* row = FindCodec(job.codec);
-    codec = row->make(*row, {.shape = job.shape, .rope = ropes, .flags = {}}).codec;
+    codec =
+        row->make(*row, {.shape = job.shape, .rope = ropes, .flags = {}, .tables = nullptr}).codec;
   }
   RopeTable rope;
   std::vector<const RopeTable*> ropes;
@@ -113,7 +114,9 @@ std::vector<absl::Status> RunStep(const Job& job, const std::vector<Sequence>& s
         MakeQuery(job, s, t, q.data() + (rows.size() - 1) * q_row);
       }
     }
-    DistributedAttentionOptions options{.shape = job.shape, .rope = fixture.ropes};
+    DistributedAttentionOptions options;
+    options.shape = job.shape;
+    options.rope = fixture.ropes;
     options.piece_tokens = 2 * kBlock;
     options.round_bytes = job.round_bytes;
     auto attention = DistributedAttention::Create(&comm, options);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <latch>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -130,8 +131,15 @@ TEST(InprocCommunicator, MismatchedCountsAreFound) {
 }
 
 TEST(InprocCommunicator, DroppedPendingAborts) {
-  for (const absl::Status& status : RunRanks(2, [](Communicator& comm) {
-         if (comm.rank() == 0) comm.Post(CommOp{}).value().reset();
+  // Rank 1 comes when rank 0 has dropped its own: had it come first, that barrier would be complete and free to drop.
+  std::latch dropped(1);
+  for (const absl::Status& status : RunRanks(2, [&dropped](Communicator& comm) {
+         if (comm.rank() == 0) {
+           comm.Post(CommOp{}).value().reset();
+           dropped.count_down();
+         } else {
+           dropped.wait();
+         }
          return comm.Barrier(TestDeadline());
        })) {
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted);

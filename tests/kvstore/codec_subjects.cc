@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "tests/support/nuq_tables.h"
+#include "tests/support/tc_tables.h"
 
 namespace kvring {
 namespace {
@@ -15,6 +16,7 @@ constexpr KvShape kShape{.layers = 2, .query_heads = 4, .kv_heads = 2, .dk = 64,
 // Forms of calibrated codecs that differ to a shard: slots or lists, scales of heads or tokens, bits that straddle words,
 // no outliers. Tables: of the test rows themselves, so that outliers are as rare as they should be; or of narrower ones, so
 // that every slot is taken and most outliers find none.
+// Of tc: tables in which heads and layers differ in the size of their pages.
 struct CalibratedForm {
   const char* row;
   std::vector<std::string> flags;
@@ -23,9 +25,11 @@ struct CalibratedForm {
 const CalibratedForm kForms[] = {
     {"nuq4-1%", {}, true},        {"nuq3", {}, true},           {"nuq2-0.5%", {}, false},
     {"nuq4-1%", {"exact"}, true}, {"nuq3-1%", {"token"}, true}, {"nuq2-1%", {"paper"}, true},
+    {"tc3", {}, false},           {"tc1.5", {}, false},         {"tc2", {"adapt"}, false},
 };
 
 std::shared_ptr<const CodecTables> TablesFor(const CalibratedForm& form) {
+  if (FindCodec(form.row)->rate > 0) return TestTcTables(kShape);
   if (!form.own_tables) return TestNuqTables(kShape, form.flags);
   std::vector<int64_t> positions(1024);
   std::iota(positions.begin(), positions.end(), 0);

@@ -105,8 +105,12 @@ TEST_P(ShardLaws, PeakStaysBelowKvPeakBytes) {
       ASSERT_THAT(cluster.CheckBytes(), IsEmpty());
       for (int rank = 0; rank < 3; ++rank) {
         EXPECT_LE(cluster.pool(rank).peak_bytes(), bound[rank]) << RuleName(rule) << " " << chunk;
-        // The bound covers shorter steps and the state, but it is no loose guess.
-        EXPECT_GE(cluster.pool(rank).peak_bytes(), bound[rank] * 8 / 10)
+        // The bound covers shorter steps, and the state, which does not lie in the pool; but it is no loose guess.
+        const int64_t state =
+            subject().codec->StateBytes() * subject().shape.kv_heads * subject().shape.layers;
+        // The longer the prefix that stays exact, the more a step that ends with it holds beyond those taken here.
+        const int64_t tenths = subject().codec->traits().prefix_tokens > 256 ? 7 : 8;
+        EXPECT_GE(cluster.pool(rank).peak_bytes(), (bound[rank] - state) * tenths / 10)
             << RuleName(rule) << " " << chunk;
       }
     }

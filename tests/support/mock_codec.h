@@ -68,7 +68,7 @@ class MockCodec final : public Codec {
     }
   }
 
-  void Freeze(std::span<const float* const> block_sums, float* state) const override {
+  void Freeze(int, int, std::span<const float* const> block_sums, float* state) const override {
     for (int64_t i = 0; i < StateFloats(); ++i) {
       float sum = 0;
       for (const float* sums : block_sums) sum += sums[i];
@@ -76,14 +76,10 @@ class MockCodec final : public Codec {
     }
   }
 
-  // Any linear map that differs from the identity shows whether rows went through it once: here -1.
-  void ToValueDomain(float* v, int64_t rows) const override {
-    if (options_.lossless) return;
-    for (int64_t i = 0; i < rows * options_.shape.dv; ++i) v[i] = -v[i];
+  void ToValueDomain(int layer, float* v, int64_t tokens) const override {
+    Negate(v, tokens * options_.shape.kv_heads);
   }
-  void FinishOutput(int layer, int head, float* o, int64_t rows) const override {
-    ToValueDomain(o, rows);
-  }
+  void FinishOutput(int layer, int head, float* o, int64_t rows) const override { Negate(o, rows); }
 
   Error Encode(const EncodeArgs& args) const override {
     const KvShape& shape = options_.shape;
@@ -124,6 +120,12 @@ class MockCodec final : public Codec {
   }
 
  private:
+  // Any linear map that differs from the identity shows whether rows went through it once.
+  void Negate(float* v, int64_t rows) const {
+    if (options_.lossless) return;
+    for (int64_t i = 0; i < rows * options_.shape.dv; ++i) v[i] = -v[i];
+  }
+
   static float Read(const uint8_t* part, int64_t index) {
     Half half;
     std::memcpy(&half, part + index * 2, 2);

@@ -47,6 +47,7 @@ const std::vector<Library>& Libraries() {
       {{"oneapi/", "dnnl", "cblas"}, {"kernels/"}, true},
       {{"hwy/"}, {"kernels/"}, false},
       {{"immintrin.h", "x86intrin.h", "arm_neon.h"}, {"kernels/cpu/"}, false},
+      {{"Eigen/"}, {"kernels/codec/tc_", "runtime/calibrate/tc_"}, true},
       {{"omp.h"}, {"kernels/"}, true},
       {{"cuda", "cublas", "cudnn", "mma.h"}, {"kernels/cuda/", "dist/nccl_"}, false},
       {{"regex"}, {}, true},  // PCRE2 is the one we use: linear limits, Unicode

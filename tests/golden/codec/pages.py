@@ -5,6 +5,8 @@ Writes pages.txt: codec, page bytes, FNV-1a 64 of the page, its first 16 bytes. 
 sides have the same numbers; codes that lie within rounding of a border would show as a difference (none do).
     python3 pages.py > pages.txt
 """
+import functools
+
 import numpy as np
 
 import tables
@@ -78,6 +80,7 @@ def state(k, q):
     return mu, np.repeat(half(w / np.exp(np.log(w).mean())), 2)
 
 
+@functools.lru_cache(None)
 def lloyd(bits):
     level = tables.lloyd_max(bits)
     unit = level[-1] / 127
@@ -189,6 +192,86 @@ def nuq_page(k, v, bits, per_side, k_slots, v_slots):
     return page + nuq_slots((v - decoded).astype(np.float16), outlier, v_slots)
 
 
+# tc: tables for this test alone. Basis Hadamard / 8, exact in fp32; deviations powers of two.
+TC_MEAN = np.array([(c % 5) - 2 for c in range(D)], dtype=np.float64)
+TC_DEVIATION = 2.0 ** (1 - np.arange(D) // 16)
+TC_WEIGHT = {"k": 1.0, "v": 0.25}
+TC_MSE = [1.0, 0.3634, 0.1175, 0.03454, 0.009497, 0.002499, 0.000641]
+
+
+def tc_bits(rate):
+    """Greedy, bit by bit; ties to the first class. Classes of keys, then of values."""
+    energy = [TC_WEIGHT[side] * 8 * TC_DEVIATION[8 * c] ** 2 for side in "kv" for c in range(D // 8)]
+    bits = [0] * len(energy)
+    for _ in range(int(rate * 2 * D // 8)):
+        gain = [e * (TC_MSE[b] - TC_MSE[b + 1]) if b < 6 else -1 for e, b in zip(energy, bits)]
+        bits[gain.index(max(gain))] += 1
+    return bits[: D // 8], bits[D // 8 :]
+
+
+def tc_vector(z, bits):
+    """Codes of 64 normalized coefficients (those without bits: 0) and the gain byte."""
+    tables_of = [lloyd(b) if b else None for b in bits]
+    weight = TC_DEVIATION**2
+    coded = np.repeat(np.array(bits) > 0, 8)
+
+    def code(gain):
+        codes, levels = np.zeros(D, dtype=int), np.zeros(D)
+        for c, table in enumerate(tables_of):
+            if table is not None:
+                at = slice(8 * c, 8 * c + 8)
+                codes[at] = nearest(z[at] / gain, table)
+                levels[at] = table[codes[at]]
+        return codes, levels
+
+    gain = np.sqrt((z[coded] ** 2).mean())
+    for _ in range(2):
+        _, level = code(gain)
+        gain = (weight * z * level).sum() / (weight * level * level).sum()
+    middle, best = int(np.rint(8 * np.log2(gain) + 112)), None
+    for e in (middle, middle - 1, middle + 1, middle - 2, middle + 2):
+        codes, level = code(scale_of(e))
+        error = (weight * (z - scale_of(e) * level) ** 2)[coded].sum()
+        if best is None or error < best[0]:
+            best = (error, codes, e)
+    return best[1], best[2]
+
+
+TWO_AT, ONE_AT = [0, 2, 8, 10, 4, 6, 12, 14], [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def tc_planes(codes, bits):
+    """codes [elements][8] -> planes of a class."""
+    out, low = b"", 0
+    for width, dtype, at in ((4, "<u4", range(0, 32, 4)), (2, "<u2", TWO_AT), (1, "u1", ONE_AT)):
+        if bits & width:
+            words = np.zeros(len(codes), dtype=np.uint32)
+            for r in range(8):
+                words |= ((codes[:, r].astype(np.uint32) >> low) & ((1 << width) - 1)) << np.uint32(at[r])
+            out += words.astype(dtype).tobytes()
+            low += width
+    return out
+
+
+def tc_side(z, bits, key):
+    coded = [tc_vector(row, bits) for row in z]
+    codes = np.array([c for c, _ in coded])
+    page = bytes(e for _, e in coded)
+    for c, b in enumerate(bits):
+        own = codes[:, 8 * c : 8 * c + 8]  # [slot][coefficient]
+        if not key:  # eight slots of one coefficient in an element
+            own = own.reshape(BLOCK // 8, 8, 8).transpose(0, 2, 1).reshape(BLOCK, 8)
+        page += tc_planes(own, b)
+    return page
+
+
+def tc_page(k, v, rate):
+    basis = rotation() * signs(D)  # plain Hadamard
+    key_bits, value_bits = tc_bits(rate)
+    keys = np.array([(k[n] - rope(TC_MEAN, n)) @ basis for n in range(BLOCK, TOKENS)]) / TC_DEVIATION
+    return tc_side(keys, key_bits, True) + tc_side(v[BLOCK:] / TC_DEVIATION, value_bits, False)
+
+
 def fnv1a(data):
     h = 0xCBF29CE484222325
     for byte in data:
@@ -210,6 +293,8 @@ def main():
         # m(64, f) is 1 at all three. Keys have 94 outliers: 21 and 59 slots run out amid a token whose largest is not its first.
         for share, k_slots in (("0.1", 21), ("0.5", 59), ("1", 100)):
             pages[f"nuq{bits}-{share}%"] = nuq_page(k, v, bits, 1, k_slots, 150)
+    for rate in (4, 3, 2.5, 2, 1.5):
+        pages[f"tc{rate}"] = tc_page(k, v, rate)
     for name, page in pages.items():
         print(name, len(page), f"{fnv1a(page):016x}", page[:16].hex())
 

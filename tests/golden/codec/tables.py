@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the codecs, from their definitions: prints the constants of kernels/codec/lloyd_max.cc and normal_float.cc.
+"""Tables of the codecs, from their definitions: prints the constants of kernels/codec/lloyd_max.cc,
+tc_levels.cc and nf.cc.
 
 Lloyd-Max: the 2^b levels that minimize E (x - q(x))^2 for x ~ N(0,1), found by Lloyd's iteration on the half line (the
 optimum is symmetric). Stored as int8 with the largest level at 127; unit = largest level / 127.
@@ -57,7 +58,7 @@ def normal_float(bits):
 
 
 def main():
-    for bits in (2, 3, 4):
+    for bits in range(1, 7):
         level = lloyd_max(bits)
         unit = level[-1] / 127
         q = [round(x / unit) for x in level]

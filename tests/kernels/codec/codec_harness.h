@@ -14,6 +14,7 @@
 
 #include "kernels/codec.h"
 #include "tests/support/nuq_tables.h"
+#include "tests/support/tc_tables.h"
 
 namespace kvring {
 
@@ -41,8 +42,11 @@ class CodecHarness {
     if (c.still) std::fill(rope_.inv_freq.begin(), rope_.inv_freq.end(), 0.0);
     row_ = FindCodec(c.name);
     if (row_ == nullptr) return;
-    const bool calibrated = row_->calibrated && !c.tables;
-    Make(calibrated ? TestNuqTables(Shape(), c.flags, c.name) : c.tables);
+    if (c.tables || !row_->calibrated) {
+      Make(c.tables);
+    } else {
+      Make(row_->rate > 0 ? TestTcTables(Shape()) : TestNuqTables(Shape(), c.flags, c.name));
+    }
   }
 
   const Codec& codec() const { return *made_.codec; }
@@ -96,14 +100,15 @@ class CodecHarness {
       const int64_t block = begin / c_.block;
       const int64_t count = std::min(step, (block + 1) * c_.block - begin);
       codec().Observe(
-          {0, begin, count, &k_[begin * c_.kv_heads * c_.dk], &q_[begin * c_.query_heads * c_.dk]},
+          {0, begin, count, &k_[begin * c_.kv_heads * c_.dk], &q_[begin * c_.query_heads * c_.dk],
+           &v_domain_[begin * c_.kv_heads * c_.dv]},
           &sums[block * c_.kv_heads * floats]);
       begin += count;
     }
     for (int h = 0; h < c_.kv_heads; ++h) {
       std::vector<const float*> of_head;
       for (int64_t b = 0; b < blocks; ++b) of_head.push_back(&sums[(b * c_.kv_heads + h) * floats]);
-      codec().Freeze(of_head, &state_[h * codec().StateFloats()]);
+      codec().Freeze(0, h, of_head, &state_[h * codec().StateFloats()]);
     }
   }
 
@@ -224,7 +229,7 @@ class CodecHarness {
 
   // Tables of the rows at hand, sinks left out where there are enough others.
   void Calibrate() {
-    if (!row_->calibrated || c_.tables) return;
+    if (!row_->calibrated || row_->rate > 0 || c_.tables) return;
     const bool pre = codec().traits().key_domain == KeyDomain::kPreRope;
     const int64_t sinks = tokens_ > 8 ? codec().traits().sink_tokens : 0;
     NuqSample sample{pre ? k_ : k_rope_, v_domain_};
@@ -241,7 +246,7 @@ class CodecHarness {
       RopeAngles(rope_, begin_ + r / c_.kv_heads, angles.data());
       RopeRotate(rope_, angles.data(), &k_rope_[r * c_.dk]);
     }
-    codec().ToValueDomain(v_domain_.data(), tokens_ * c_.kv_heads);
+    codec().ToValueDomain(0, v_domain_.data(), tokens_);
     for (float& x : k_rope_) x = RoundHalf(x);
     for (float& x : v_domain_) x = RoundHalf(x);
     Calibrate();

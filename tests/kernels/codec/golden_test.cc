@@ -3,6 +3,8 @@
 // format, wanted or not, shows here.
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -69,13 +71,34 @@ std::vector<float> StateOf(const Codec& codec, const GoldenRows& rows) {
                   sums.data() + b * codec.SumFloats());
     blocks.push_back(sums.data() + b * codec.SumFloats());
   }
-  codec.Freeze(blocks, state.data());
+  codec.Freeze(0, 0, blocks, state.data());
   return state;
+}
+
+// The tables of pages.py: Hadamard / 8 as basis, deviations that are powers of two.
+std::shared_ptr<const CodecTables> TcTablesOf(const KvShape& shape) {
+  auto tables = std::make_shared<CodecTables>(*TestTcTables(shape));
+  for (const std::string side : {"k", "v"}) {
+    for (int i = 0; i < kDim; ++i) {
+      const float deviation = std::ldexp(2.0f, -(i / 16));
+      tables->tensors["tc/" + side + "_mean"].values[i] =
+          side == "k" ? static_cast<float>(i % 5 - 2) : 0;
+      tables->tensors["tc/" + side + "_lambda"].values[i] = deviation * deviation;
+      for (int j = 0; j < kDim; ++j) {
+        const float entry = std::popcount(static_cast<unsigned>(i & j)) % 2 == 0 ? 0.125f : -0.125f;
+        tables->tensors["tc/" + side + "_basis"].values[i * kDim + j] = entry;
+        tables->tensors["tc/" + side + "_inverse"].values[i * kDim + j] = entry;
+      }
+    }
+    tables->tensors["tc/" + side + "_weight"].values[0] = side == "k" ? 1.0f : 0.25f;
+  }
+  return tables;
 }
 
 // The tables of pages.py.
 std::shared_ptr<const CodecTables> TablesOf(const CodecRow& row, const KvShape& shape) {
   if (!row.calibrated) return nullptr;
+  if (row.rate > 0) return TcTablesOf(shape);
   const int codes = 1 << row.bits;
   std::vector<float> lo, hi, cent;
   for (int c = 0; c < kDim; ++c) {
