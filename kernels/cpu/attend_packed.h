@@ -59,7 +59,7 @@ void TurnQueries(const RopeTable& rope, const float* mean, const float* raw_q, i
                  PackedQueries& out);
 
 // Up to this many rows take codes from the page's words (decode); more unpack a page once.
-inline constexpr int64_t kFusedRows = 4;
+inline constexpr int64_t kFusedRows = 8;
 
 // Adds the page's slots [first, tokens) at or before each row's position; rows that see none are not touched.
 // next: the page that the same rows read after this one, if known: with few rows its scores are formed between the steps of

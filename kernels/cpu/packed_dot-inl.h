@@ -334,6 +334,8 @@ HWY_NOINLINE void Unpack(const DotArgs& t, int64_t lanes, uint32_t* to) {
       out += WordGroups<kBits>() * lanes;
     };
     for (int64_t g = 0; g < t.groups;) {
+      for (int w = 0; w < (kBits == 3 ? 3 : 1); ++w)
+        FetchAhead(reinterpret_cast<const uint8_t*>(words + w * t.stride) + t.next);
       store(LoadPart<kBits, 0>(words, t.stride));
       if constexpr (kBits == 3) {
         store(LoadPart<kBits, 1>(words, t.stride));
