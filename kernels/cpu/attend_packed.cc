@@ -463,7 +463,8 @@ void QuantizeRow(int bits, const float* q, int dk, int8_t* to, float* scale, int
     bytes = hn::Add(bytes, level);
     hn::StoreU(hn::DemoteTo(d8, level), d8, to + i);
   }
-  *sum = 128 * hn::GetLane(hn::SumOfLanes(di, bytes));
+  // Unsigned: the levels of a NaN are any number, and what comes of them is not read.
+  *sum = static_cast<int32_t>(128u * static_cast<uint32_t>(hn::GetLane(hn::SumOfLanes(di, bytes))));
   uint8_t* const x = reinterpret_cast<uint8_t*>(to);
   StoreInOrder(bits, x, x, dk);
 }

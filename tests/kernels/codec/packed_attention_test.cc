@@ -11,7 +11,6 @@
 #include "kernels/attention.h"
 #include "kernels/codec/lloyd_max.h"
 #include "kernels/ref/codec_ref.h"
-#include "kernels/simd_target.h"
 #include "tests/kernels/codec/codec_harness.h"
 #include "tests/kernels/simd_targets.h"
 #include "tests/support/numeric.h"
@@ -153,7 +152,7 @@ std::string Name(const PackedCase& c) {
 
 // Builds for one instruction set alone (sanitizers) run that one, whatever is asked for.
 bool IsFused(int64_t target) {
-  return SimdTarget().rfind("AVX", 0) == 0 &&
+  return (HWY_TARGETS & HWY_AVX2) != 0 &&
          (target == HWY_AVX2 || target == HWY_AVX3 || target == HWY_AVX3_DL);
 }
 
