@@ -121,6 +121,7 @@ void AttendExactRows(const AttendArgs& args, const PageView& page, int64_t first
 void AttendPages(const AttendArgs& all_args, AttendScratch& scratch,
                  const SoftmaxPartial& partial) {
   AttendArgs args = all_args;
+  scratch.packed.ahead = nullptr;  // of another call: the same addresses may hold other numbers
   if (args.form.math != AttentionMath::kTile && args.prepared == nullptr &&
       args.codec->PreparePacked(args, scratch.queries)) {
     args.prepared = &scratch.queries;

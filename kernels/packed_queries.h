@@ -37,12 +37,12 @@ struct PackedQueries {
 struct PackedRoom {
   int dk = 0, dv = 0, stride = -1;
   uint32_t *keys = nullptr, *values = nullptr;  // unpacked levels [dk / 4][64], [16][dv]
-  int32_t* scores = nullptr;                    // [rows][64]
-  int32_t *even = nullptr, *odd = nullptr;      // [rows][32]: parts of the bias
-  int32_t* sums = nullptr;                      // [rows][dv]
-  float* logits = nullptr;                      // [rows][64], then weights
-  uint8_t* weights = nullptr;                   // [rows][64]
-  uint32_t *re = nullptr, *im = nullptr;        // [rows][stride / 2] pairs of int16
+  // Sums with keys [rows][64], even and odd parts of the bias [rows][2][32]: of a page, and of the one after it.
+  int32_t *scores[2] = {}, *bias[2] = {};
+  int32_t* sums = nullptr;     // [rows][dv]
+  float* logits = nullptr;     // [rows][64], then weights
+  uint8_t* weights = nullptr;  // [rows][64]
+  uint32_t* z = nullptr;       // [rows][2][stride / 2] pairs of int16
 };
 
 // Buffers of one thread.
@@ -52,6 +52,14 @@ struct PackedScratch {
   PackedScratch& operator=(const PackedScratch&) = delete;
   std::vector<uint32_t> words;
   PackedRoom room;
+  // The page whose scores and bias stand in room.scores[turn] already, for these rows of the call under way; null: none.
+  const uint8_t* ahead = nullptr;
+  int64_t ahead_first = 0, ahead_rows = 0;
+  int turn = 0;
+
+  bool Holds(const uint8_t* page, int64_t first, int64_t rows) const {
+    return page == ahead && first == ahead_first && rows == ahead_rows;
+  }
 };
 
 }  // namespace kvring

@@ -60,8 +60,7 @@ PageTurns::PageTurns(const RopeTable& table, int block_tokens)
     for (int k = 0; k < block_ / 2; ++k) {
       const SinCosResult angle = SinCos((k + 0.5) * inv_freq_[p]);
       offsets_[At(p, k)] = static_cast<int16_t>(std::lround(angle.cos * 32767.0));
-      offsets_[offsets_.size() / 2 + At(p, k)] =
-          static_cast<int16_t>(std::lround(angle.sin * 32767.0));
+      offsets_[At(p, k) + block_] = static_cast<int16_t>(std::lround(angle.sin * 32767.0));
     }
   }
 }

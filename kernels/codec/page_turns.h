@@ -24,18 +24,18 @@ class PageTurns {
   // from page 2^20 on (their angles would leave what SinCos covers).
   bool Turn(int64_t begin, float* turn) const;
 
-  // 32767 times the cosines, then the sines, of offsets k + 1/2, k < block / 2: [2][stride / 2][block / 2][2], planes 2 g and
-  // 2 g + 1 a pair. A cosine belongs to both offsets, a sine to the later one and with the other sign to the earlier.
+  // 32767 times cosines and sines of offsets k + 1/2, k < block / 2: [stride / 2][2][block / 2][2], planes 2 g and 2 g + 1 a
+  // pair. A cosine belongs to both offsets, a sine to the later one and with the other sign to the earlier.
   const int16_t* cosines() const { return offsets_.data(); }
   int Cosine(int plane, int k) const { return offsets_[At(plane, k)]; }
-  int Sine(int plane, int k) const { return offsets_[offsets_.size() / 2 + At(plane, k)]; }
+  int Sine(int plane, int k) const { return offsets_[At(plane, k) + block_]; }
 
  private:
   static constexpr int kDigits = 3;
   static constexpr int kBits[kDigits] = {6, 8,
                                          6};  // low digit first: virtual shards own every 64th page
 
-  int64_t At(int plane, int k) const { return (plane / 2 * (block_ / 2) + k) * 2 + plane % 2; }
+  int64_t At(int plane, int k) const { return (plane / 2 * block_ + k) * 2 + plane % 2; }
 
   std::vector<double> inv_freq_;
   int block_, planes_, stride_;

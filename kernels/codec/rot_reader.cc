@@ -22,12 +22,12 @@ void AttendSinks(const AttendArgs& args, const PageView& page, int64_t first, in
   AttendExactRows(args, sinks, first, last, scratch, partial);
 }
 
-// Bytes to the page after this one; pages of the same call lie in one pool, but anywhere in it.
-int64_t NextPage(const AttendArgs& args, const PageView& page) {
+// The page after this one in the same call, when it has codes.
+const PageView* NextPage(const AttendArgs& args, const PageView& page) {
   const PageView* const next = &page + 1;
   const PageView* const begin = args.pages.data();
-  if (&page < begin || next >= begin + args.pages.size() || next->packed == nullptr) return 0;
-  return next->packed - page.packed;
+  if (&page < begin || next >= begin + args.pages.size() || next->packed == nullptr) return nullptr;
+  return next;
 }
 
 }  // namespace
@@ -64,38 +64,49 @@ void RotReader::AttendPlain(const AttendArgs& args, const PageView& page, int64_
   AttendPackedRef(form, *turns_[args.layer], rows, partial.Slice(first, last - first));
 }
 
-bool RotReader::Attend(const AttendArgs& args, const PageView& view, int64_t first, int64_t last,
-                       const float* mean, AttendScratch& scratch,
-                       const SoftmaxPartial& partial) const {
-  if (args.prepared == nullptr) return false;
-  const PackedQueries& queries = *args.prepared;
-  alignas(64) float turn[2 * kMaxCodeRows];
-  const PageTurns& turns = *turns_[args.layer];
-  if (queries.planes > 0 && !turns.Turn(view.begin, turn)) return false;
-  if (args.form.math == AttentionMath::kPlainInt8) {
-    AttendPlain(args, view, first, last, mean, partial);
-    return true;
-  }
-  if (view.sinks > 0) AttendSinks(args, view, first, last, scratch, partial);
+PackedPage RotReader::Page(const AttendArgs& args, const PageView& view, const float* turn) const {
   PackedPage page;
   page.k_words = view.packed;
   page.k_scales = view.packed + options_.k_word_bytes;
   page.v_words = view.packed + options_.k_bytes;
   page.v_scales = page.v_words + options_.v_word_bytes;
-  page.next = NextPage(args, view);
-  page.cosines = turns.cosines();
+  page.cosines = turns_[args.layer]->cosines();
   page.turn = turn;
   page.begin = view.begin;
   page.first = std::min(view.sinks, view.tokens);
   page.tokens = view.tokens;
+  if (const PageView* after = NextPage(args, view)) page.next = after->packed - view.packed;
+  return page;
+}
+
+bool RotReader::Attend(const AttendArgs& args, const PageView& view, int64_t first, int64_t last,
+                       const float* mean, AttendScratch& scratch,
+                       const SoftmaxPartial& partial) const {
+  if (args.prepared == nullptr) return false;
+  alignas(64) float turn[2][2 * kMaxCodeRows];
+  const PageTurns& turns = *turns_[args.layer];
+  const bool biased = args.prepared->planes > 0;
+  if (!scratch.packed.Holds(view.packed, first, last - first) && biased &&
+      !turns.Turn(view.begin, turn[0]))
+    return false;
+  if (args.form.math == AttentionMath::kPlainInt8) {
+    AttendPlain(args, view, first, last, mean, partial);
+    return true;
+  }
+  if (view.sinks > 0) AttendSinks(args, view, first, last, scratch, partial);
   PackedRows rows;
-  rows.queries = &queries;
+  rows.queries = args.prepared;
   rows.first = first;
   rows.rows = last - first;
   rows.positions = args.positions.data() + first;
   rows.scores = args.scores;
   rows.partial = partial.Slice(first, last - first);
-  AttendPackedPage(options_.form, page, rows, scratch.packed);
+  const PageView* next = rows.rows <= kFusedRows ? NextPage(args, view) : nullptr;
+  if (next != nullptr && biased && !turns.Turn(next->begin, turn[1])) next = nullptr;
+  PackedPage after;
+  if (next != nullptr) after = Page(args, *next, turn[1]);
+  AttendPackedPage(options_.form, Page(args, view, turn[0]), next == nullptr ? nullptr : &after,
+                   rows, scratch.packed);
   return true;
 }
 

@@ -33,6 +33,7 @@ class RotReader {
               const float* mean, AttendScratch& scratch, const SoftmaxPartial& partial) const;
 
  private:
+  PackedPage Page(const AttendArgs& args, const PageView& view, const float* turn) const;
   void AttendPlain(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
                    const float* mean, const SoftmaxPartial& partial) const;
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #undef HWY_TARGET_INCLUDE
@@ -22,9 +23,6 @@ namespace kvring {
 
 // Rows that go through the steps together.
 inline constexpr int64_t kPackedGroup = 12;
-// Up to here codes are taken from the page's words by every pass over rows; beyond, a page is unpacked once.
-inline constexpr int64_t kFusedRows = 4;
-
 struct RowStep {
   int end;  // slots [page.first, end) are seen; none when end <= page.first
   float m, step;
@@ -64,10 +62,23 @@ HWY_INLINE void ScaleFloats(const uint8_t* e, F32V* s) {
   const F32 d;
   const I32 di;
   const hn::Rebind<uint8_t, F32> d8;
-  alignas(64) static constexpr float kEighths[16] = {
-      1.0f,        1.09050773f, 1.18920712f, 1.29683955f, 1.41421356f, 1.54221083f,
-      1.68179283f, 1.83400809f, 1.0f,        1.09050773f, 1.18920712f, 1.29683955f,
-      1.41421356f, 1.54221083f, 1.68179283f, 1.83400809f};
+  constexpr float k = 0x1p-14f;
+  alignas(64) static constexpr float kEighths[16] = {k,
+                                                     1.09050773f * k,
+                                                     1.18920712f * k,
+                                                     1.29683955f * k,
+                                                     1.41421356f * k,
+                                                     1.54221083f * k,
+                                                     1.68179283f * k,
+                                                     1.83400809f * k,
+                                                     k,
+                                                     1.09050773f * k,
+                                                     1.18920712f * k,
+                                                     1.29683955f * k,
+                                                     1.41421356f * k,
+                                                     1.54221083f * k,
+                                                     1.68179283f * k,
+                                                     1.83400809f * k};
   for (int i = 0; i < kParts; ++i) {
     const auto byte = hn::PromoteTo(di, hn::LoadU(d8, e + i * hn::Lanes(d)));
     const auto eighth = hn::And(byte, hn::Set(di, 7));
@@ -77,9 +88,10 @@ HWY_INLINE void ScaleFloats(const uint8_t* e, F32V* s) {
     } else {
       mantissa = hn::GatherIndex(d, kEighths, eighth);
     }
-    const auto power = hn::ShiftLeft<23>(hn::Sub(hn::ShiftRight<3>(byte), hn::Set(di, 14)));
-    const F32V scale = hn::BitCast(d, hn::Add(hn::BitCast(di, mantissa), power));
-    s[i] = hn::IfThenElse(hn::Gt(hn::ConvertTo(d, byte), hn::Zero(d)), scale, hn::Zero(d));
+    // 2^-14 is in the table; the byte's other bits are the exponent.
+    const auto power = hn::ShiftLeft<20>(hn::Xor(byte, eighth));
+    const auto scale = hn::Add(hn::BitCast(di, mantissa), power);
+    s[i] = hn::BitCast(d, hn::IfThenElseZero(hn::Ne(byte, hn::Zero(di)), scale));
   }
 }
 
@@ -100,22 +112,46 @@ HWY_INLINE void StoreInOrder(int bits, const uint8_t* x, uint8_t* to, int64_t n)
     hn::StoreU(hn::TableLookupBytes(hn::LoadU(d, x + i), order), d, to + i);
 }
 
-// z of some rows, turned to the page's middle and rounded to int16: re, im [rows][stride].
+#if KVRING_VNNI
+// Where x86's packing of four registers of 16 numbers to one of 64 bytes leaves the byte that stands at each place in the
+// order of StoreInOrder: 4 numbers of each register in turn, once in every 16 bytes.
+struct PackedOrders {
+  alignas(64) uint8_t at[3][kPackedBlock];  // in slot order, at 4 bits, at 2 bits
+};
+constexpr PackedOrders MakePackedOrders() {
+  PackedOrders orders{};
+  for (int i = 0; i < kPackedBlock; ++i) {
+    const int four = i / 8 * 8 + i % 4 * 2 + i / 4 % 2, two = i / 16 * 16 + i % 4 * 4 + i / 4 % 4;
+    const int slots[3] = {i, four, two};
+    for (int k = 0; k < 3; ++k) {
+      const int slot = slots[k];
+      orders.at[k][i] = static_cast<uint8_t>(slot % 16 / 4 * 16 + slot / 16 * 4 + slot % 4);
+    }
+  }
+  return orders;
+}
+constexpr PackedOrders kPackedOrders = MakePackedOrders();
+HWY_INLINE const uint8_t* PackedOrder(int bits) {
+  return kPackedOrders.at[bits == 4 ? 1 : bits == 2 ? 2 : 0];
+}
+#endif
+
+// z of some rows, turned to the page's middle and rounded to int16: [rows][2][stride], re, then im.
 void TurnToPage(const PackedQueries& q, int64_t first, int64_t rows, const float* turn,
-                uint32_t* re_out, uint32_t* im_out) {
+                uint32_t* out) {
   const F32 d;
   const hn::Rebind<int16_t, I32> d16;
   const int64_t stride = q.stride;
-  int16_t *re_to = reinterpret_cast<int16_t*>(re_out), *im_to = reinterpret_cast<int16_t*>(im_out);
-  for (int64_t r = 0; r < rows; ++r, re_to += stride, im_to += stride) {
+  int16_t* to = reinterpret_cast<int16_t*>(out);
+  for (int64_t r = 0; r < rows; ++r, to += 2 * stride) {
     const float* const z = q.z.data() + (first + r) * 2 * stride;
     for (int64_t p = 0; p < stride; p += static_cast<int64_t>(hn::Lanes(d))) {
       const auto re = hn::LoadU(d, z + p), im = hn::LoadU(d, z + stride + p);
       const auto c = hn::LoadU(d, turn + p), s = hn::LoadU(d, turn + stride + p);
       const auto a = hn::NearestInt(hn::MulAdd(im, s, hn::Mul(re, c)));
       const auto b = hn::NearestInt(hn::NegMulAdd(re, s, hn::Mul(im, c)));
-      hn::StoreU(hn::DemoteTo(d16, a), d16, re_to + p);
-      hn::StoreU(hn::DemoteTo(d16, b), d16, im_to + p);
+      hn::StoreU(hn::DemoteTo(d16, a), d16, to + p);
+      hn::StoreU(hn::DemoteTo(d16, b), d16, to + stride + p);
     }
   }
 }
@@ -143,21 +179,22 @@ HWY_INLINE void UnpackBits(int bits, const DotArgs& t, int64_t lanes, uint32_t* 
 // Everything of a page that its rows share.
 struct PageStep {
   PageStep(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
-           const PackedRoom& room)
+           const PackedRoom& room, int turn)
       : form(form),
         page(page),
         rows(rows),
         room(room),
+        turn(turn),
         fused(KVRING_VNNI && rows.rows <= kFusedRows) {
     ScaleFloats(page.k_scales, k_scale);
     ScaleFloats(page.v_scales, v_scale);
   }
 
-  DotArgs Side(const uint8_t* words, int64_t stride, int dim) const {
+  DotArgs Side(const PackedPage& from, const uint8_t* words, int64_t stride, int dim) const {
     DotArgs t;
     t.words = reinterpret_cast<const uint32_t*>(words);
     t.stride = stride;
-    t.next = page.next;
+    t.next = from.next;
     t.groups = dim / 4;
     t.level = form.level;
     return t;
@@ -172,7 +209,8 @@ struct PageStep {
     F32V top = hn::Set(d, old_m), x[kParts];
     Bias(r, row, x);
     for (int i = 0; i < kParts; ++i) {
-      const F32V sum = hn::ConvertTo(d, hn::LoadU(I32(), room.scores + r * kPackedBlock + At(i)));
+      const F32V sum =
+          hn::ConvertTo(d, hn::LoadU(I32(), room.scores[turn] + r * kPackedBlock + At(i)));
       x[i] = hn::MulAdd(sum, hn::Mul(k_scale[i], step), x[i]);
       hn::StoreU(x[i], d, s + At(i));
     }
@@ -202,7 +240,7 @@ struct PageStep {
       return;
     }
     const F32V step = hn::Set(d, q.z_scale[row]), constant = hn::Set(d, q.constant[row]);
-    const int32_t *even = room.even + r * kHalf, *odd = room.odd + r * kHalf;
+    const int32_t *even = room.bias[turn] + r * kPackedBlock, *odd = even + kHalf;
     for (int i = 0; i < kParts / 2; ++i) {
       const I32V e = hn::LoadU(I32(), even + At(i)), o = hn::LoadU(I32(), odd + At(i));
       b[kParts / 2 + i] = hn::MulAdd(hn::ConvertTo(d, hn::Add(e, o)), step, constant);
@@ -219,7 +257,7 @@ struct PageStep {
     F32V most = hn::Zero(d);
     const F32V shift = hn::Set(d, step.m);
     for (int i = 0; i < kParts; ++i) {
-      const F32V p = Exp2Vec(d, hn::Sub(hn::LoadU(d, s + At(i)), shift));
+      const F32V p = Exp2VecBelow(d, hn::Sub(hn::LoadU(d, s + At(i)), shift));
       sum[i % kRegisters] = i < kRegisters ? p : hn::Add(sum[i % kRegisters], p);
       const F32V weight = hn::Mul(p, v_scale[i]);
       hn::StoreU(weight, d, s + At(i));
@@ -233,26 +271,36 @@ struct PageStep {
   // Weights to bytes in steps of largest / 255.
   float Round(const float* s, float largest, uint8_t* to) const {
     const F32 d;
-    const hn::Rebind<uint8_t, I32> d8;
+    [[maybe_unused]] const hn::Rebind<uint8_t, I32> d8;
     // Weights that small add nothing; and 255 over them would leave fp32's range.
     const bool any = largest >= 0x1p-100f;
     const F32V inverse = hn::Set(d, any ? 255.0f / largest : 0.0f);
+#if KVRING_VNNI
+    I32V level[kParts];
+    for (int i = 0; i < kParts; ++i)
+      level[i] = hn::NearestInt(hn::Mul(hn::LoadU(d, s + At(i)), inverse));
+    const __m512i low = _mm512_packs_epi32(level[0].raw, level[1].raw);
+    const __m512i high = _mm512_packs_epi32(level[2].raw, level[3].raw);
+    const __m512i bytes = _mm512_packus_epi16(low, high);
+    _mm512_storeu_si512(to,
+                        _mm512_permutexvar_epi8(_mm512_load_si512(PackedOrder(form.bits)), bytes));
+#else
     for (int i = 0; i < kParts; ++i) {
       const auto level = hn::NearestInt(hn::Mul(hn::LoadU(d, s + At(i)), inverse));
       hn::StoreU(hn::DemoteTo(d8, level), d8, to + At(i));
     }
     StoreInOrder(form.bits, to, to, kPackedBlock);
+#endif
     return any ? largest / 255.0f * form.unit : 0.0f;
   }
 
-  // Each step for all rows before the next step: rows wait for no chain but their own.
-  void Softmax(int64_t count, RowStep* steps, float* alpha) const {
+  // Each step is taken by all rows before the next one: rows wait for no chain but their own.
+  void AllLogits(int64_t count) {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t row = group_first + r;
       const int64_t seen = rows.positions[row] - page.begin + 1;
       steps[r].end = static_cast<int>(std::min<int64_t>(page.tokens, seen));
-      alpha[r] = 0.0f;
-      if (!Sees(steps[r])) continue;
+      if (!Sees(r)) continue;
       float *m = rows.partial.m + row, *l = rows.partial.l + row;
       if (*l == 0.0f) {
         *m = -std::numeric_limits<float>::infinity();
@@ -262,16 +310,20 @@ struct PageStep {
       alpha[r] = *m - steps[r].m;
       *m = steps[r].m;
     }
+  }
+
+  void AllWeights(int64_t count) {
     const F32 d;
     for (int64_t r = 0; r < count; r += static_cast<int64_t>(hn::Lanes(d)))
-      hn::Store(Exp2Vec(d, hn::Load(d, alpha + r)), d, alpha + r);
-    float largest[kPackedGroup];
+      hn::Store(Exp2VecBelow(d, hn::Load(d, alpha + r)), d, alpha + r);
     for (int64_t r = 0; r < count; ++r)
-      if (Sees(steps[r]))
-        largest[r] = Weights(steps[r], alpha[r], r, room.logits + r * kPackedBlock);
+      if (Sees(r)) largest[r] = Weights(steps[r], alpha[r], r, room.logits + r * kPackedBlock);
+  }
+
+  void AllRound(int64_t count) {
     for (int64_t r = 0; r < count; ++r) {
       uint8_t* const to = room.weights + r * kPackedBlock;
-      if (Sees(steps[r])) {
+      if (Sees(r)) {
         steps[r].step = Round(room.logits + r * kPackedBlock, largest[r], to);
       } else {
         std::fill_n(to, kPackedBlock, uint8_t{0});
@@ -279,7 +331,7 @@ struct PageStep {
     }
   }
 
-  bool Sees(const RowStep& step) const { return step.end > page.first; }
+  bool Sees(int64_t r) const { return steps[r].end > page.first; }
   static constexpr int64_t At(int64_t part) {
     return part * static_cast<int64_t>(hn::MaxLanes(F32()));
   }
@@ -295,74 +347,98 @@ struct PageStep {
     }
   }
 
-  void Scores(int64_t count) const {
+  // Parts of the bias of rows [group_first, +count) for a page, into set `to`.
+  void Biases(const PackedPage& of, int64_t count, int to) const {
     const PackedQueries& q = *rows.queries;
-    const int64_t row = rows.first + group_first;
-    if (q.planes > 0) {
-      TurnToPage(q, row, count, page.turn, room.re, room.im);
-      DotArgs bias;
-      bias.stride = kHalf;
-      bias.groups = q.stride / 2;
-      bias.lda = q.stride / 2;
-      bias.ldo = kHalf;
-      bias.words = reinterpret_cast<const uint32_t*>(page.cosines);
-      bias.a = room.re;
-      bias.out = room.even;
-      Dot<DotKind::kBias, kReady>(bias, kHalf, count);
-      bias.words += bias.groups * kHalf;
-      bias.a = room.im;
-      bias.out = room.odd;
-      Dot<DotKind::kBias, kReady>(bias, kHalf, count);
-    }
-    DotArgs keys = Side(page.k_words, kPackedBlock, form.dk);
-    if (!fused) keys.words = room.keys;
-    keys.a = reinterpret_cast<const uint32_t*>(q.q.data() + row * q.dk);
-    keys.lda = q.dk / 4;
-    keys.q_sum = q.q_sum.data() + row;
-    keys.out = room.scores;
-    keys.ldo = kPackedBlock;
-    DotBits<DotKind::kQuery>(fused ? form.bits : kReady, keys, kPackedBlock, count);
+    if (q.planes == 0) return;
+    TurnToPage(q, rows.first + group_first, count, of.turn, room.z);
+    DotArgs t;
+    t.words = reinterpret_cast<const uint32_t*>(of.cosines);
+    t.stride = t.ldo = kPackedBlock;
+    t.groups = q.stride / 2;
+    t.a = room.z;
+    t.b = room.z + q.stride / 2;
+    t.lda = q.stride;
+    t.out = room.bias[to];
+    Dot<DotKind::kBias, kReady>(t, kPackedBlock, count);
   }
 
-  void Group(int64_t first, int64_t count) {
-    group_first = first;
-    Scores(count);
-    RowStep steps[kPackedGroup];
-    alignas(64) float alpha[16];
-    static_assert(kPackedGroup <= 16);
-    Softmax(count, steps, alpha);
-    DotArgs values = Side(page.v_words, form.dv, kPackedBlock);
-    if (!fused) values.words = room.values;
-    values.a = reinterpret_cast<const uint32_t*>(room.weights);
-    values.lda = kPackedBlock / 4;
-    values.out = room.sums;
-    values.ldo = form.dv;
-    DotBits<DotKind::kWeight>(fused ? form.bits : kReady, values, form.dv, count);
+  void Keys(const PackedPage& of, int64_t count, int to) const {
+    const PackedQueries& q = *rows.queries;
+    const int64_t row = rows.first + group_first;
+    DotArgs t = Side(of, of.k_words, kPackedBlock, form.dk);
+    if (!fused) t.words = room.keys;
+    t.a = reinterpret_cast<const uint32_t*>(q.q.data() + row * q.dk);
+    t.lda = q.dk / 4;
+    t.q_sum = q.q_sum.data() + row;
+    t.out = room.scores[to];
+    t.ldo = kPackedBlock;
+    DotBits<DotKind::kQuery>(fused ? form.bits : kReady, t, kPackedBlock, count);
+  }
+
+  void Values(int64_t count) const {
+    DotArgs t = Side(page, page.v_words, form.dv, kPackedBlock);
+    if (!fused) t.words = room.values;
+    t.a = reinterpret_cast<const uint32_t*>(room.weights);
+    t.lda = kPackedBlock / 4;
+    t.out = room.sums;
+    t.ldo = form.dv;
+    DotBits<DotKind::kWeight>(fused ? form.bits : kReady, t, form.dv, count);
     for (int64_t r = 0; r < count; ++r)
-      if (Sees(steps[r])) AddValues(r, steps[r], alpha[r]);
+      if (Sees(r)) AddValues(r, steps[r], alpha[r]);
+  }
+
+  // Rows [first, first + count). there: their scores stand in set `turn` already. next: may be null.
+  void Group(int64_t first, int64_t count, bool there, const PackedPage* next) {
+    group_first = first;
+    const int other = 1 - turn;
+    if (!there) {
+      Biases(page, count, turn);
+      Keys(page, count, turn);
+    }
+    AllLogits(count);
+    if (next != nullptr) Biases(*next, count, other);
+    AllWeights(count);
+    if (next != nullptr) Keys(*next, count, other);
+    AllRound(count);
+    Values(count);
   }
 
   const PackedForm& form;
   const PackedPage& page;
   const PackedRows& rows;
   const PackedRoom& room;
+  int turn;    // the set of scores that is this page's
   bool fused;  // codes are read from the page's words
   int64_t group_first = 0;
+  RowStep steps[kPackedGroup];
+  float largest[kPackedGroup];
+  alignas(64) float alpha[16] = {};
   F32V k_scale[kParts], v_scale[kParts];
 };
+static_assert(kPackedGroup <= 16);
 
-void AttendPageImpl(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
-                    const PackedRoom& room) {
+void AttendPageImpl(const PackedForm& form, const PackedPage& page, const PackedPage* next,
+                    const PackedRows& rows, PackedScratch& scratch) {
   for (const uint8_t* scales : {page.k_scales, page.v_scales}) FetchAhead(scales + page.next);
-  PageStep step(form, page, rows, room);
-  if (!step.fused) {
-    UnpackBits<DotKind::kQuery>(form.bits, step.Side(page.k_words, kPackedBlock, form.dk),
-                                kPackedBlock, room.keys);
-    UnpackBits<DotKind::kWeight>(form.bits, step.Side(page.v_words, form.dv, kPackedBlock), form.dv,
-                                 room.values);
+  const PackedRoom& room = scratch.room;
+  PageStep step(form, page, rows, room, scratch.turn);
+  const bool there = scratch.Holds(page.k_words, rows.first, rows.rows);
+  scratch.ahead = nullptr;
+  if (step.fused) {
+    step.Group(0, rows.rows, there, next);
+    if (next == nullptr) return;
+    scratch.ahead = next->k_words;
+    scratch.ahead_first = rows.first, scratch.ahead_rows = rows.rows;
+    scratch.turn = 1 - scratch.turn;
+    return;
   }
+  UnpackBits<DotKind::kQuery>(form.bits, step.Side(page, page.k_words, kPackedBlock, form.dk),
+                              kPackedBlock, room.keys);
+  UnpackBits<DotKind::kWeight>(form.bits, step.Side(page, page.v_words, form.dv, kPackedBlock),
+                               form.dv, room.values);
   for (int64_t r = 0; r < rows.rows; r += kPackedGroup)
-    step.Group(r, std::min(kPackedGroup, rows.rows - r));
+    step.Group(r, std::min(kPackedGroup, rows.rows - r), false, nullptr);
 }
 
 void QuantizeRow(int bits, const float* q, int dk, int8_t* to, float* scale, int32_t* sum) {
@@ -431,30 +507,33 @@ void MakeRoom(const PackedForm& form, int stride, PackedScratch& scratch) {
   const int64_t sizes[] = {int64_t{form.dk} * 16,
                            int64_t{form.dv} * 16,
                            slots,
-                           slots / 2,
-                           slots / 2,
+                           slots,
+                           slots,
+                           slots,
                            kPackedGroup * form.dv,
                            slots,
                            slots / 4,
-                           kPackedGroup * stride / 2,
-                           kPackedGroup * stride / 2};
+                           kPackedGroup * stride};
+  constexpr int kPieces = std::size(sizes);
   int64_t words = 16;
   for (const int64_t size : sizes) words += (size + 15) / 16 * 16;
   scratch.words.resize(static_cast<size_t>(words));
   uint32_t* at = scratch.words.data();
   while (reinterpret_cast<uintptr_t>(at) % 64 != 0) ++at;
-  uint32_t* part[10];
-  for (int i = 0; i < 10; at += (sizes[i] + 15) / 16 * 16, ++i) part[i] = at;
-  room.keys = part[0];
-  room.values = part[1];
-  room.scores = reinterpret_cast<int32_t*>(part[2]);
-  room.even = reinterpret_cast<int32_t*>(part[3]);
-  room.odd = reinterpret_cast<int32_t*>(part[4]);
-  room.sums = reinterpret_cast<int32_t*>(part[5]);
-  room.logits = reinterpret_cast<float*>(part[6]);
-  room.weights = reinterpret_cast<uint8_t*>(part[7]);
-  room.re = part[8];
-  room.im = part[9];
+  uint32_t* piece[kPieces];
+  for (int i = 0; i < kPieces; at += (sizes[i] + 15) / 16 * 16, ++i) piece[i] = at;
+  const auto sums = [&](int i) { return reinterpret_cast<int32_t*>(piece[i]); };
+  room.keys = piece[0];
+  room.values = piece[1];
+  for (int i = 0; i < 2; ++i) {
+    room.scores[i] = sums(2 + i);
+    room.bias[i] = sums(4 + i);
+  }
+  room.sums = sums(6);
+  room.logits = reinterpret_cast<float*>(piece[7]);
+  room.weights = reinterpret_cast<uint8_t*>(piece[8]);
+  room.z = piece[9];
+  scratch.ahead = nullptr;
 }
 
 }  // namespace
@@ -496,13 +575,13 @@ void TurnQueries(const RopeTable& rope, const float* mean, const float* raw_q, i
   }
 }
 
-void AttendPackedPage(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
-                      PackedScratch& scratch) {
+void AttendPackedPage(const PackedForm& form, const PackedPage& page, const PackedPage* next,
+                      const PackedRows& rows, PackedScratch& scratch) {
   const int stride = rows.queries->stride;
   const PackedRoom& room = scratch.room;
   if (room.dk != form.dk || room.dv != form.dv || room.stride != stride)
     MakeRoom(form, stride, scratch);
-  HWY_DYNAMIC_DISPATCH(AttendPageImpl)(form, page, rows, room);
+  HWY_DYNAMIC_DISPATCH(AttendPageImpl)(form, page, next, rows, scratch);
 }
 
 }  // namespace kvring

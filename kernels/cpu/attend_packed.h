@@ -34,8 +34,8 @@ struct PackedPage {
   const uint8_t* v_words = nullptr;   // [64 * bits / 32][dv]
   const uint8_t* v_scales = nullptr;  // [64]
   int64_t next = 0;                   // bytes from this page to the one read next, 0: unknown
-  // 32767 times the cosines, then the sines, of offsets k + 1/2 from the page's middle, k < 32: [2][stride / 2][32][2], two
-  // planes a pair.
+  // 32767 times cosines and sines of offsets k + 1/2 from the page's middle, k < 32: [stride / 2][2][32][2], two planes a
+  // pair.
   const int16_t* cosines = nullptr;
   const float* turn = nullptr;  // [2][stride] cos, sin of the page's middle, position begin + 31.5
   int64_t begin = 0;            // position of slot 0
@@ -58,8 +58,13 @@ void QuantizeQueries(const PackedForm& form, const float* q, int64_t rows, Packe
 void TurnQueries(const RopeTable& rope, const float* mean, const float* raw_q, int64_t rows,
                  PackedQueries& out);
 
+// Up to this many rows take codes from the page's words (decode); more unpack a page once.
+inline constexpr int64_t kFusedRows = 8;
+
 // Adds the page's slots [first, tokens) at or before each row's position; rows that see none are not touched.
-void AttendPackedPage(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
-                      PackedScratch& scratch);
+// next: the page that the same rows read after this one, if known: with few rows its scores are formed between the steps of
+// this page's softmax, which would wait for itself otherwise. page.turn is not read when the scratch Holds the page.
+void AttendPackedPage(const PackedForm& form, const PackedPage& page, const PackedPage* next,
+                      const PackedRows& rows, PackedScratch& scratch);
 
 }  // namespace kvring

@@ -22,8 +22,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::CappedTag<float, 16>;
 using F32V = hn::Vec<F32>;
 
+// x below 127.5, or NaN.
 template <class D, class V>
-HWY_INLINE V Exp2Vec(D d, V x) {
+HWY_INLINE V Exp2VecBelow(D d, V x) {
   const hn::RebindToUnsigned<D> du;
   const V magic = hn::Set(d, kExp2Magic);
   const V shifted = hn::Add(x, magic);
@@ -38,7 +39,13 @@ HWY_INLINE V Exp2Vec(D d, V x) {
   const auto n = hn::Sub(hn::BitCast(du, shifted), hn::BitCast(du, magic));
   const auto biased = hn::Add(n, hn::Set(du, 127u));
   const V power = hn::BitCast(d, hn::ShiftLeft<23>(biased));
-  const V y = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kExp2Low)), hn::Mul(p, power));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kExp2Low)), hn::Mul(p, power));
+}
+
+template <class D, class V>
+HWY_INLINE V Exp2Vec(D d, V x) {
+  const hn::RebindToUnsigned<D> du;
+  const V y = Exp2VecBelow(d, x);
   const V infinity = hn::BitCast(d, hn::Set(du, 0x7f800000u));
   return hn::IfThenElse(hn::Ge(x, hn::Set(d, kExp2High)), infinity, y);
 }

@@ -42,6 +42,8 @@ enum class DotKind { kQuery, kWeight, kBias };
 
 // Where four codes of a lane come from: 2, 3, 4, 8 bits of a page's words, or levels that were unpacked before.
 inline constexpr int kReady = 0;
+// kBias: the lanes that `a` belongs to; `b` has the others.
+inline constexpr int64_t kBiasLanes = 32;
 
 struct DotArgs {
   const uint32_t* words = nullptr;  // rows of `stride` lanes
@@ -50,6 +52,8 @@ struct DotArgs {
   int groups = 0;                 // of four codes (kBias: of two numbers)
   const int8_t* level = nullptr;  // [16]
   const uint32_t* a = nullptr;    // [rows][lda], one group an element
+  const uint32_t* b =
+      nullptr;  // kBias: what the second half of the lanes is multiplied by, likewise
   int64_t lda = 0;
   const int32_t* q_sum = nullptr;  // [rows], kQuery: PackedQueries::q_sum
   int32_t* out = nullptr;          // [rows][ldo]
@@ -204,6 +208,8 @@ struct Strip {
   static constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(U32()));
   I32V sum[R][NV];
 
+  int64_t lane = 0;  // first one
+
   HWY_INLINE void Start(const DotArgs& t) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -226,9 +232,14 @@ struct Strip {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const Operand<kKind> a(hn::Set(U32(), t.a[r * t.lda + at]), false);
+        const Operand<kKind> b = kKind == DotKind::kBias
+                                     ? Operand<kKind>(hn::Set(U32(), t.b[r * t.lda + at]), false)
+                                     : a;
 #pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v)
-          sum[r][v] = MultiplyAdd<kKind>(sum[r][v], Operand<kKind>(code[v], true), a);
+        for (int v = 0; v < NV; ++v) {
+          const bool second = kKind == DotKind::kBias && lane + v * kLanes >= kBiasLanes;
+          sum[r][v] = MultiplyAdd<kKind>(sum[r][v], Operand<kKind>(code[v], true), second ? b : a);
+        }
       }
       Group<kGroup + 1>(t, levels, x, at + 1);
     }
@@ -249,7 +260,8 @@ struct Strip {
     Group<0>(t, levels, x, at);
   }
 
-  HWY_INLINE void Run(const DotArgs& t, int64_t lane) {
+  HWY_INLINE void Run(const DotArgs& t, int64_t first_lane) {
+    lane = first_lane;
     Start(t);
     const Levels<kKind, kBits> levels(t.level);
     const uint32_t* words = t.words + lane;
@@ -275,33 +287,32 @@ struct Strip {
 
 // Rows together in registers, and registers of lanes.
 inline constexpr int kDotRows = 4;
-template <DotKind kKind>
-constexpr int DotVectors() {
-  return KVRING_VNNI && kKind != DotKind::kBias ? 4 : 2;
-}
+inline constexpr int kDotVectors = KVRING_VNNI ? 4 : 2;
 
 template <DotKind kKind, int kBits, int R>
 HWY_INLINE void DotLanes(const DotArgs& t, int64_t lanes) {
   constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(U32()));
-  constexpr int kVectors = DotVectors<kKind>();
   int64_t l = 0;
-  for (; l + kVectors * kLanes <= lanes; l += kVectors * kLanes)
-    Strip<kKind, kBits, R, kVectors>().Run(t, l);
+  for (; l + kDotVectors * kLanes <= lanes; l += kDotVectors * kLanes)
+    Strip<kKind, kBits, R, kDotVectors>().Run(t, l);
   for (; l < lanes; l += kLanes) Strip<kKind, kBits, R, 1>().Run(t, l);
 }
 
 // out[r][lane] for `rows` rows and `lanes` lanes, a multiple of 16.
 template <DotKind kKind, int kBits>
-HWY_NOINLINE void Dot(DotArgs t, int64_t lanes, int64_t rows) {
+HWY_NOINLINE void Dot(const DotArgs& args, int64_t lanes, int64_t rows) {
+  if (rows == 1) return DotLanes<kKind, kBits, 1>(args, lanes);
+  if (rows == 2) return DotLanes<kKind, kBits, 2>(args, lanes);
+  if (rows == 3) return DotLanes<kKind, kBits, 3>(args, lanes);
+  DotArgs t = args;
   for (; rows >= kDotRows; rows -= kDotRows) {
     DotLanes<kKind, kBits, kDotRows>(t, lanes);
     t.a += kDotRows * t.lda;
     t.out += kDotRows * t.ldo;
+    if (t.b != nullptr) t.b += kDotRows * t.lda;
     if (t.q_sum != nullptr) t.q_sum += kDotRows;
   }
-  if (rows == 1) DotLanes<kKind, kBits, 1>(t, lanes);
-  if (rows == 2) DotLanes<kKind, kBits, 2>(t, lanes);
-  if (rows == 3) DotLanes<kKind, kBits, 3>(t, lanes);
+  if (rows > 0) Dot<kKind, kBits>(t, lanes, rows);
 }
 
 // to: [groups][lanes] of levels, four a word: what Dot<kKind, kReady> reads.
@@ -323,6 +334,8 @@ HWY_NOINLINE void Unpack(const DotArgs& t, int64_t lanes, uint32_t* to) {
       out += WordGroups<kBits>() * lanes;
     };
     for (int64_t g = 0; g < t.groups;) {
+      for (int w = 0; w < (kBits == 3 ? 3 : 1); ++w)
+        FetchAhead(reinterpret_cast<const uint8_t*>(words + w * t.stride) + t.next);
       store(LoadPart<kBits, 0>(words, t.stride));
       if constexpr (kBits == 3) {
         store(LoadPart<kBits, 1>(words, t.stride));

@@ -12,6 +12,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/codec_tables.h"
+#include "kernels/packed_queries.h"
 #include "kernels/visibility.h"
 #include "runtime/engine/rank_report.h"
 #include "runtime/model/weights.h"
