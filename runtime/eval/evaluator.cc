@@ -17,17 +17,20 @@ namespace {
 
 // One codec under test: its ranks and what has come out so far.
 struct Candidate {
+  explicit Candidate(int64_t window) : depth(window) {}
+
   std::string spec;
   std::unique_ptr<RankGroup> group;
   EvalRow row;
   double kv_bytes = 0, page_bytes = 0;
   std::vector<float> nats, differences;
+  DepthSums depth;
   double kl_sum = 0;
   int64_t agree = 0;
 };
 
 absl::StatusOr<Candidate> MakeCandidate(const EvalOptions& o, const std::string& spec) {
-  Candidate c;
+  Candidate c(o.window);
   c.spec = spec;
   KVRING_ASSIGN_OR_RETURN(c.group, MakeEvalGroup(o, spec));
   const Codec& codec = c.group->leader().codec();
@@ -80,12 +83,14 @@ absl::StatusOr<std::vector<float>> RunWindow(const EvalOptions& o, Candidate& c,
 
 void AddScore(Candidate& c, const WindowScore& score, const WindowScore& base) {
   c.row.window_nats.push_back(std::accumulate(score.nats.begin(), score.nats.end(), 0.0));
-  c.row.window_kl.push_back(score.kl_sum / static_cast<double>(score.nats.size()));
+  const double kl = std::accumulate(score.kl.begin(), score.kl.end(), 0.0);
+  c.row.window_kl.push_back(kl / static_cast<double>(score.kl.size()));
   c.nats.insert(c.nats.end(), score.nats.begin(), score.nats.end());
   for (size_t i = 0; i < score.nats.size(); ++i)
     c.differences.push_back(score.nats[i] - base.nats[i]);
-  c.kl_sum += score.kl_sum;
+  c.kl_sum += kl;
   c.agree += score.top1_agree;
+  c.depth.Add(score, base);
 }
 
 // Bits per element where pages grow: what the windows' pages took.
@@ -103,6 +108,7 @@ EvalRow Summarize(const EvalOptions& o, Candidate& c) {
   c.row.ci95 = BootstrapInterval(c.differences);
   c.row.kl = c.kl_sum / n;
   c.row.top1 = static_cast<double>(c.agree) / n;
+  c.row.by_depth = c.depth.Ranges();
   if (c.group->leader().codec().traits().growing_page) c.row.bits = MeasuredBits(o, c);
   c.row.bytes_per_token = c.kv_bytes / static_cast<double>(o.window * o.windows);
   return c.row;
