@@ -93,7 +93,7 @@ void PrintDepth(const std::vector<EvalRow>& rows) {
   for (const EvalRow& row : rows) {
     std::printf("\n%-22s", row.kv.c_str());
     for (const DepthRange& range : row.by_depth)
-      std::printf("  %9.5f (%+7.4f)", range.kl, range.nats_over_f16);
+      std::printf(" %11.5f (%+7.4f)", range.kl, range.nats_over_f16);
   }
   std::printf("\n");
 }

@@ -89,11 +89,11 @@ TEST(DepthTest, TheWeightedMeanOfTheRangesIsTheWhole) {
       }
     }
     EXPECT_EQ(tokens, (window - 1) * windows);
-    // The same 5000 numbers of at most 10 summed in double in another order: 5000 * 2^-53 relative.
+    // The same 5000 numbers summed in double in another order: 5000 * 2^-53 of the sum of their sizes.
     const double relative = 5000 * 0x1p-53;
     EXPECT_NEAR(nats / tokens, row.nats, row.nats * relative);
-    // Differences are of both signs and each below 10.
-    EXPECT_NEAR(over / tokens, row.nats_over_f16, 10 * relative);
+    // Differences are of both signs, each below the loss of a model that is sure and wrong.
+    EXPECT_NEAR(over / tokens, row.nats_over_f16, 100 * relative);
     EXPECT_NEAR(kl / tokens, row.kl, row.kl * relative + 1e-15);
     for (int64_t w = 0; w < windows; ++w) {
       EXPECT_NEAR(window_kl[w] / (window - 1), row.window_kl[w],
