@@ -56,7 +56,13 @@ TEST(DepthTest, ARangeWithoutAScoredTokenIsLeftOut) {
 }
 
 std::vector<EvalRow> Rows(int64_t window, int64_t windows) {
-  static const TestModel model = *MakeTestModel(TinyModelOptions{}, LinearMath::kF32);
+  TinyModelOptions tiny;
+  tiny.hidden = 96;
+  tiny.query_heads = 4;
+  tiny.kv_heads = 2;
+  tiny.head_dim = 32;
+  tiny.ffn = 128;
+  static const TestModel model = *MakeTestModel(tiny, LinearMath::kF32);
   EvalOptions options;
   options.weights = model.weights;
   options.numerics = model.numerics;
