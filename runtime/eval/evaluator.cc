@@ -6,7 +6,6 @@
 #include <numeric>
 #include <span>
 
-#include "kvstore/sequence_shard.h"
 #include "runtime/base/clock.h"
 #include "runtime/eval/bootstrap.h"
 #include "runtime/eval/eval_group.h"
@@ -15,14 +14,12 @@
 namespace kvring {
 namespace {
 
-// One codec under test: its ranks and what has come out so far.
-struct Candidate {
-  explicit Candidate(int64_t window) : depth(window) {}
+// One codec under test and what has come out so far.
+struct Candidate : EvalSubject {
+  Candidate(EvalSubject subject, int64_t window) : EvalSubject(std::move(subject)), depth(window) {}
 
-  std::string spec;
-  std::unique_ptr<RankGroup> group;
   EvalRow row;
-  double kv_bytes = 0, page_bytes = 0;
+  double kv_bytes = 0;
   std::vector<float> nats, differences;
   DepthSums depth;
   double kl_sum = 0;
@@ -30,13 +27,8 @@ struct Candidate {
 };
 
 absl::StatusOr<Candidate> MakeCandidate(const EvalOptions& o, const std::string& spec) {
-  Candidate c(o.window);
-  c.spec = spec;
-  KVRING_ASSIGN_OR_RETURN(c.group, MakeEvalGroup(o, spec));
-  const Codec& codec = c.group->leader().codec();
-  c.row.kv = codec.traits().id;
-  c.row.bits = BitsPerElement(codec, o.weights->config().kv_shape(o.block_tokens));
-  return c;
+  KVRING_ASSIGN_OR_RETURN(EvalSubject subject, MakeEvalSubject(o, spec));
+  return Candidate(std::move(subject), o.window);
 }
 
 StepPlan ChunkPlan(const EvalOptions& o, const Codec& codec, std::span<const int32_t> window,
@@ -62,16 +54,13 @@ absl::StatusOr<std::vector<float>> RunWindow(const EvalOptions& o, Candidate& c,
     KVRING_ASSIGN_OR_RETURN(const StepResult result, c.group->leader().Lead(plan));
     const std::vector<float>& rows = result.outputs.front().hidden;
     hidden.insert(hidden.end(), rows.begin(), rows.end());
+    c.Count(result.reports);
     for (const RankReport& rank : result.reports) {
       c.kv_bytes += static_cast<double>(rank.kv_bytes);
-      c.page_bytes += static_cast<double>(rank.page_bytes);
       c.row.saturated += rank.saturated;
       c.row.overflow += rank.overflow;
       c.row.clamped += rank.clamped;
     }
-    const std::vector<LayerDrift> drift = SumDrift(result.reports);
-    c.row.drift.resize(std::max(c.row.drift.size(), drift.size()));
-    for (size_t i = 0; i < drift.size(); ++i) c.row.drift[i].Add(drift[i]);
   }
   StepPlan close;
   close.numerics = o.numerics;
@@ -102,6 +91,9 @@ double MeasuredBits(const EvalOptions& o, const Candidate& c) {
 
 EvalRow Summarize(const EvalOptions& o, Candidate& c) {
   const double n = static_cast<double>(c.nats.size());
+  c.row.kv = c.kv;
+  c.row.bits = c.bits;
+  c.row.drift = c.drift;
   c.row.nats = std::accumulate(c.nats.begin(), c.nats.end(), 0.0) / n;
   c.row.ppl = std::exp(c.row.nats);
   c.row.nats_over_f16 = std::accumulate(c.differences.begin(), c.differences.end(), 0.0) / n;
