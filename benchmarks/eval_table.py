@@ -5,18 +5,27 @@
     benchmarks/eval_table.py RUN.json ... [--kv tc3,rot3] [--neighbours tests/golden/reference/nats.json --text wiki]
     benchmarks/eval_table.py --compare wiki=A.json mixed=B.json [--kv tc3,tc2]
     benchmarks/eval_table.py RUN.json ... --ratio tc3/nuq3-1% tc2:adapt/tc2
-    benchmarks/eval_table.py RUN.json ... --depth [--kv tc3,tc2]
+    benchmarks/eval_table.py RUN.json ... --depth [--kv tc3,tc2 | --ratio tc3/nuq3-1%]
+    benchmarks/eval_table.py --refresh docs/codecs.md
 
 Runs are joined by their f16 losses: each run's nats over f16, KL and top-1 are against the f16 cache of the same run, and
 runs are refused when the windows or the model differ. Where a codec is in several runs, the first counts.
 `--neighbours` adds what llama.cpp loses with its own cache types (sums of nats of the windows that it was measured on; no KL,
 since its logits were not kept). `--windows N` restricts KL to the first N windows (a second column).
-`--compare` sets the same codecs of several runs side by side: KL, and its share of the first run's. `--ratio` gives shares of
-KL between two codecs. Both with 95 % intervals of a bootstrap over windows, the same draws for both sides.
+`--compare` sets the same codecs of several runs side by side, over the windows that all have: KL, and its share of the first run's. `--ratio` gives shares of
+KL between two codecs. Both with 95 % intervals of a bootstrap over windows, the same draws for both sides. `--depth` gives KL, or
+with `--ratio` its shares, by position in the window.
+`--refresh` writes every table of a page anew that stands under a line `<!-- eval_table ARGUMENTS -->`, ARGUMENTS as above with
+paths from the repository's root. Tables whose runs are not there yet stay as they are, and are named.
 """
 import argparse
+import contextlib
+import io
 import json
+import os
 import random
+import re
+import shlex
 import sys
 
 LLAMA_BITS = {"q8_0": 8.5, "q5_1": 6.0, "q5_0": 5.5, "q4_1": 5.0, "q4_0": 4.5}
@@ -98,16 +107,21 @@ def print_rows(info, rows, args):
 
 def print_comparison(named, names):
     labels = [text.split("=", 1)[0] for text in named]
-    runs = [read_runs([text.split("=", 1)[1]]) for text in named]
-    common = [r["kv"] for r in runs[0][1] if all(any(o["kv"] == r["kv"] for o in run[1]) for run in runs)]
-    columns = [choose(run[1], names or ",".join(common)) for run in runs]
+    runs = [json.load(open(text.split("=", 1)[1])) for text in named]
+    for label, run in zip(labels, runs):
+        for key in ("model", "text", "window", "start", "visibility", "numerics"):
+            if run[key] != runs[0][key]:
+                sys.exit(f"{label}: {key} is {run[key]}, but {runs[0][key]} in {labels[0]}")
+    windows = min(run["windows"] for run in runs)
+    common = [r["kv"] for r in runs[0]["rows"] if all(any(o["kv"] == r["kv"] for o in run["rows"]) for run in runs)]
     heads = [f"KL, {labels[0]}"] + [head for label in labels[1:] for head in (f"KL, {label}", f"of {labels[0]}")]
     print("| kv | bits | " + " | ".join(heads) + " |")
     print("|---|" + "---:|" * (len(heads) + 1))
-    for rows in zip(*columns):
-        cells = [f"{rows[0]['kl']:.4f}"]
-        for row in rows[1:]:
-            cells += [f"{row['kl']:.4f}", describe(row["window_kl"], rows[0]["window_kl"])]
+    for rows in zip(*(choose(run["rows"], names or ",".join(common)) for run in runs)):
+        losses = [row["window_kl"][:windows] for row in rows]
+        cells = [f"{sum(losses[0]) / windows:.4f}"]
+        for loss in losses[1:]:
+            cells += [f"{sum(loss) / windows:.4f}", describe(loss, losses[0])]
         print(f"| `{rows[0]['kv']}` | {rows[0]['bits']:.3f} | " + " | ".join(cells) + " |")
 
 
@@ -122,15 +136,54 @@ def print_ratios(rows, pairs):
               f"{less} of {len(above['window_kl'])} |")
 
 
-def print_depth(rows):
+def print_depth_ratios(rows, pairs):
+    ranges = depth_ranges(rows)
+    print("| kv | against | " + " | ".join(ranges) + " |")
+    print("|---|---|" + "---:|" * len(ranges))
+    for pair in pairs:
+        above, below = choose(rows, pair.replace("/", ","))
+        cells = [describe(a["window_kl"], b["window_kl"]) for a, b in zip(above["by_depth"], below["by_depth"])]
+        print(f"| `{above['kv']}` | `{below['kv']}` | " + " | ".join(cells) + " |")
+
+
+def depth_ranges(rows):
     ranges = rows[0].get("by_depth") or sys.exit("the run has windows of 2048 tokens or fewer: no ranges of positions")
-    print("| kv | bits | " + " | ".join(f"{r['begin']}-{r['end']}" for r in ranges) + " |")
+    return [f"{r['begin']}-{r['end']}" for r in ranges]
+
+
+def print_depth(rows):
+    ranges = depth_ranges(rows)
+    print("| kv | bits | " + " | ".join(ranges) + " |")
     print("|---|" + "---:|" * (len(ranges) + 1))
     for row in rows:
         print(f"| `{row['kv']}` | {row['bits']:.3f} | " + " | ".join(f"{r['kl']:.4f}" for r in row["by_depth"]) + " |")
 
 
-def main():
+def refresh(page):
+    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+    lines, out, at = open(page).read().split("\n"), [], 0
+    while at < len(lines):
+        out.append(lines[at])
+        command = re.fullmatch(r"<!-- eval_table (.*) -->", lines[at])
+        at += 1
+        if not command:
+            continue
+        words = shlex.split(command.group(1))
+        files = [os.path.join(root, word.split("=")[-1]) for word in words if word.endswith(".json")]
+        if not all(os.path.exists(name) for name in files):
+            print(f"left as it is, no run yet: {command.group(1)}", file=sys.stderr)
+            continue
+        while at < len(lines) and (lines[at].startswith("|") or (not lines[at] and lines[at + 1:at + 2] and
+                                                               lines[at + 1].startswith("|"))):
+            at += 1
+        table = io.StringIO()
+        with contextlib.redirect_stdout(table), contextlib.chdir(root):
+            main(words)
+        out += ["", table.getvalue().rstrip("\n")]
+    open(page, "w").write("\n".join(out))
+
+
+def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="*")
     parser.add_argument("--kv", help="these codecs in this order, separated by commas")
@@ -140,12 +193,17 @@ def main():
     parser.add_argument("--compare", nargs="+", metavar="NAME=RUN.json")
     parser.add_argument("--ratio", nargs="+", metavar="KV/KV")
     parser.add_argument("--depth", action="store_true", help="KL by position in the window")
-    args = parser.parse_args()
+    parser.add_argument("--refresh", metavar="PAGE.md")
+    args = parser.parse_args(words)
+    if args.refresh:
+        return refresh(args.refresh)
     if args.compare:
         return print_comparison(args.compare, args.kv)
     if not args.runs:
         parser.error("no runs")
     info, rows = read_runs(args.runs)
+    if args.ratio and args.depth:
+        return print_depth_ratios(rows, args.ratio)
     if args.ratio:
         return print_ratios(rows, args.ratio)
     rows = choose(rows, args.kv)
