@@ -157,7 +157,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--panel", nargs="+", action="append", required=True, metavar=("TEXT", "TITLE RUN.json"))
     parser.add_argument("--neighbours")
-    parser.add_argument("--bits", nargs=2, type=float, default=(1.35, 6.5), help="limits of the x axis")
+    parser.add_argument("--bits", nargs=2, type=float, default=(1.25, 6.5), help="limits of the x axis")
     parser.add_argument("--kl", nargs=2, type=float, default=(0.005, 1.6), help="limits of the y axis")
     parser.add_argument("--no-labels", action="store_true")
     parser.add_argument("-o", "--output", required=True, help="without its ending: .png and .svg are written")
