@@ -19,6 +19,7 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib import patheffects  # noqa: E402
 from matplotlib.transforms import Bbox  # noqa: E402
 
 from eval_table import calibration_texts, neighbours, read_runs  # noqa: E402
@@ -28,12 +29,13 @@ FAMILIES = [
     ("tc", r"tc(@)?[\d.]+", "#0072b2", "o"),
     ("tc:adapt", r"tc(@)?[\d.]+:adapt", "#d55e00", "D"),
     ("rot", r"rot\d", "#009e73", "s"),
-    ("nuq, 1 % outliers", r"nuq\d-1%", "#cc79a7", "^"),
+    ("nuq-1%", r"nuq\d-1%", "#cc79a7", "^"),
     ("nuq", r"nuq\d", "#a6761d", "v"),
     ("int", r"int\d", "#555555", "P"),
     ("nf", r"nf\d", "#56b4e9", "X"),
 ]
 LLAMA = "llama.cpp, in nats"
+HALO = [patheffects.withStroke(linewidth=2.5, foreground="white")]  # names stay legible on lines
 DIRECTIONS = [(0.71, 0.71), (-0.71, -0.71), (0.71, -0.71), (-0.71, 0.71), (1, 0), (-1, 0), (0, 1), (0, -1)]
 
 
@@ -44,15 +46,15 @@ def family_of(kv):
     return None
 
 
-def read_series(paths):
-    """{(family, several texts): [(bits, kl, kv)]}, in the order of FAMILIES."""
+def read_series(paths, wanted):
+    """{(family, several texts): [(bits, kl, kv)]}, in the order of FAMILIES; of the wanted families, all when none is named."""
     read_runs(paths)  # refuses runs over different windows
     series = {}
     for path in paths:
         info, rows = read_runs([path])
         for row in rows:
             family = family_of(row["kv"])
-            if family is None:
+            if family is None or (wanted and family[0] not in wanted):
                 continue
             several = len(calibration_texts(info, row["kv"])) > 1
             points = series.setdefault((family[0], several), {})
@@ -67,14 +69,14 @@ def overlap(a, b):
 
 
 def place_labels(axes, points, lines):
-    """points: [(x, y, text, colour)], lines: [[(x, y)]]. Each label goes where it hides least: labels before it, markers, lines."""
+    """points: [(x, y, text, colour)], lines: [[(x, y)]], whose ends are markers. Each label goes where it hides least: labels before it, markers, lines."""
     figure = axes.figure
     renderer = figure.canvas.get_renderer()
     scale = figure.dpi / 72
     to_pixels = axes.transData.transform
     inside = axes.get_window_extent(renderer)
     marks = [Bbox.from_bounds(x - 5 * scale, y - 5 * scale, 10 * scale, 10 * scale)
-             for x, y in (to_pixels(p[:2]) for p in points)]
+             for x, y in (to_pixels(p) for p in {p[:2] for p in points}.union(*lines))]
     on_lines = []
     for line in lines:
         pixels = [to_pixels(p) for p in line]
@@ -85,7 +87,7 @@ def place_labels(axes, points, lines):
     for x, y, text, colour in points:
         px, py = to_pixels((x, y))
         best = None
-        for reach in (7, 11, 16, 22):
+        for reach in (7, 11, 16, 24, 34):
             for dx, dy in DIRECTIONS:
                 label = axes.annotate(text, (x, y), (dx * reach, dy * reach), textcoords="offset points", fontsize=8,
                                       color=colour, zorder=5, ha={1: "left", -1: "right", 0: "center"}[(dx > 0) - (dx < 0)],
@@ -101,6 +103,7 @@ def place_labels(axes, points, lines):
         _, ox, oy, ha, va, box = best
         far = abs(ox) + abs(oy) > 20
         axes.annotate(text, (x, y), (ox, oy), textcoords="offset points", fontsize=8, color=colour, zorder=5, ha=ha, va=va,
+                      path_effects=HALO,
                       arrowprops={"arrowstyle": "-", "lw": 0.5, "color": colour, "shrinkB": 3} if far else None)
         taken.append(box)
 
@@ -121,7 +124,7 @@ def draw_panel(axes, title, series, others, limits, labels):
                     if kl > 0 and not (left < bits < right and low < kl < high)]
         axes.plot(*zip(*shown), color=colour, marker=marker, ms=6, lw=1.6, ls="--" if several else "-",
                   mfc="white" if several else colour, zorder=3,
-                  label=name + (", mixed calibration" if several else ""))
+                  label=name + (", mixed texts" if several else ""))
         lines.append(shown)
         if not several:  # dashed lines have the names of the solid ones above them
             points += [(bits, kl, kv, colour) for bits, kl, kv in values if (bits, kl) in shown]
@@ -159,6 +162,7 @@ def main():
     parser.add_argument("--neighbours")
     parser.add_argument("--bits", nargs=2, type=float, default=(1.25, 6.5), help="limits of the x axis")
     parser.add_argument("--kl", nargs=2, type=float, default=(0.005, 1.6), help="limits of the y axis")
+    parser.add_argument("--families", nargs="+", default=[], choices=[f[0] for f in FAMILIES], help="these alone")
     parser.add_argument("--no-labels", action="store_true")
     parser.add_argument("-o", "--output", required=True, help="without its ending: .png and .svg are written")
     args = parser.parse_args()
@@ -166,20 +170,20 @@ def main():
                          "svg.fonttype": "none"})
     figure, panels = plt.subplots(1, len(args.panel), figsize=(6.4 * len(args.panel), 7), sharey=True, squeeze=False, dpi=150)
     panels[0][0].set_ylabel("KL from f16, nats a token")
-    figure.subplots_adjust(left=0.6 / (6.4 * len(args.panel)) + 0.01, right=0.985, top=0.87, bottom=0.19, wspace=0.04)
+    figure.subplots_adjust(left=0.75 / (6.4 * len(args.panel)), right=1 - 0.2 / (6.4 * len(args.panel)), top=0.87, bottom=0.19, wspace=0.04)
     notes = []
     for axes, (text, title, *paths) in zip(panels[0], args.panel):
         tokens = read_runs(paths[:1])[0]["window"] - 1
         others = neighbours(args.neighbours, text, tokens) if args.neighbours else []
-        outside = draw_panel(axes, title, read_series(paths), others, (args.bits, args.kl), not args.no_labels)
+        outside = draw_panel(axes, title, read_series(paths, args.families), others, (args.bits, args.kl), not args.no_labels)
         if outside:
             notes.append(f"Outside the frame, {title.split(',')[0]}: " + ", ".join(outside))
     handles = {}
     for axes in panels[0]:
         for handle, label in zip(*axes.get_legend_handles_labels()):
             handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=5, frameon=False, bbox_to_anchor=(0.5, 0.035), fontsize=9)
-    figure.text(0.5, 0.01, ".   ".join(notes), ha="center", fontsize=7.5, color="#444444")
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=5 if len(args.panel) > 1 else 3, frameon=False, bbox_to_anchor=(0.5, 0.035), fontsize=9)
+    figure.text(0.5, 0.01, ("   " if len(args.panel) > 1 else "\n").join(notes), ha="center", fontsize=7.5, color="#444444", wrap=True)
     os.makedirs(os.path.dirname(args.output) or ".", exist_ok=True)
     figure.savefig(args.output + ".png", metadata={"Software": None})
     figure.savefig(args.output + ".svg", metadata={"Date": None})
