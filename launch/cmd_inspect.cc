@@ -17,6 +17,7 @@
 #include "kvstore/sequence_shard.h"
 #include "launch/command.h"
 #include "launch/json_file.h"
+#include "launch/result_json.h"
 #include "runtime/base/hash.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/model_config.h"
@@ -239,6 +240,23 @@ std::string ShowSlots(const SideSummary& side) {
   return absl::StrCat(show(side.smallest), " to ", show(side.largest));
 }
 
+void PrintOptionalInfo(const CalibrationInfo& info) {
+  if (info.update) {
+    std::vector<std::string> texts;
+    for (const std::string& text : info.update->texts) texts.push_back(Shown(text));
+    absl::PrintF(
+        "tc updated: covariance from %s, %d windows of %d tokens, seed %d, hash %s; the tables "
+        "before had hash %s\n",
+        absl::StrJoin(texts, ", "), info.update->windows, info.update->window, info.update->seed,
+        info.update->text_hash, info.update->from);
+  }
+  if (!info.held_out) return;
+  absl::PrintF("tc on text that was left out (%d x %d tokens), KL at bits a coefficient:",
+               info.held_out->windows, info.held_out->window);
+  for (const HeldOutPoint& p : info.held_out->points) absl::PrintF(" %.4f at %g", p.kl, p.rate);
+  absl::PrintF("\n");
+}
+
 void PrintCalibration(const Calibration& calibration, const std::string& path,
                       const std::vector<CodecSummary>& codecs) {
   const CalibrationInfo& info = calibration.info;
@@ -258,6 +276,7 @@ void PrintCalibration(const Calibration& calibration, const std::string& path,
       absl::StrJoin(texts, ", "), info.windows, info.window, info.seed, info.text_hash, info.sinks);
   absl::PrintF("loss: %.4f nats a token; context to serve: %d tokens\n", info.loss,
                info.served_context);
+  PrintOptionalInfo(info);
   for (const CodecSummary& codec : codecs) {
     if (!codec.error.empty()) {
       absl::PrintF("\n%s: %s\n", codec.id, codec.error);
@@ -308,6 +327,7 @@ Json CalibrationJson(const Calibration& calibration, const std::string& path,
                {"served_context", info.served_context},
                {"loss", info.loss},
                {"codecs", Json::array()}};
+  AddOptionalInfo(info, json);
   for (const CodecSummary& codec : codecs) {
     Json one = {{"id", codec.id}};
     if (codec.error.empty()) {
