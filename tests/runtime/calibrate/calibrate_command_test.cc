@@ -145,7 +145,7 @@ TEST_F(CalibrateCommand, TcSaysWhatItCostsOnTextThatWasLeftOut) {
     }
   }
   // The evaluator on the same tables and tokens: the codec's own path, not a model of it.
-  const auto eval = Json({"eval", "-m", model(), "-f", text_, "--kv", "tc1,tc6", "--window", "128",
+  const auto eval = Json({"eval", "-m", model(), "-f", text_, "--kv", "tc@1,tc@6", "--window", "128",
                           "--windows", "8", "-t", "1", "--math", "f32", "--calibration", names[0]});
   EXPECT_EQ(eval["rows"][0]["bits"], points[0]["bits"]);
   EXPECT_NEAR(eval["rows"][0]["kl"].get<double>() / points[0]["kl"].get<double>(), 1.0, 0.5)
