@@ -12,6 +12,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/codec/tc_model.h"
 #include "kvstore/calibration_file.h"
 #include "kvstore/codec_spec.h"
 #include "kvstore/sequence_shard.h"
@@ -187,6 +188,7 @@ struct SideSummary {
 // What the tables of one codec come to.
 struct CodecSummary {
   std::string id, error;
+  std::string form;  // in words, for tables without bits and slots of their own
   double bits = 0,
          paper_bits = 0;  // slots in each page (default); as published, exact and one scale a token
   SideSummary k, v;
@@ -211,7 +213,28 @@ SideSummary SummarizeSide(const CodecTables& tables, const std::string& prefix,
   return side;
 }
 
+// tc has one set of tables for all rates, and no outliers.
+CodecSummary SummarizeTc(const Calibration& calibration) {
+  CodecSummary summary;
+  summary.id = kTcTableId;
+  const KvShape& shape = calibration.info.shape;
+  summary.error = TcModel::Check(*calibration.tables, shape);
+  if (!summary.error.empty()) return summary;
+  const TcModel model(calibration.tables, shape);
+  int keys = 0, values = 0;
+  for (int i = 0; i < shape.layers * shape.kv_heads; ++i) {
+    keys += model.Key(i / shape.kv_heads, i % shape.kv_heads).rotated;
+    values += model.Value(i / shape.kv_heads, i % shape.kv_heads).rotated;
+  }
+  summary.form = absl::StrFormat(
+      "tc@1 to tc@6; keys turned to positions 0..%d; of %d heads, a plain rotation for the keys of "
+      "%d and the values of %d",
+      model.served_context() - 1, shape.layers * shape.kv_heads, keys, values);
+  return summary;
+}
+
 CodecSummary Summarize(const Calibration& calibration, const std::string& id) {
+  if (id == kTcTableId) return SummarizeTc(calibration);
   const KvShape& shape = calibration.info.shape;
   // Frequencies have no part in sizes; any table of the right size does.
   const RopeTable rope =
@@ -278,8 +301,9 @@ void PrintCalibration(const Calibration& calibration, const std::string& path,
                info.served_context);
   PrintOptionalInfo(info);
   for (const CodecSummary& codec : codecs) {
-    if (!codec.error.empty()) {
-      absl::PrintF("\n%s: %s\n", codec.id, codec.error);
+    const std::string& words = codec.error.empty() ? codec.form : codec.error;
+    if (!words.empty()) {
+      absl::PrintF("\n%s: %s\n", codec.id, words);
       continue;
     }
     absl::PrintF("\n%s: %.3f bits an element (:paper %.3f)\n", codec.id, codec.bits,
@@ -330,7 +354,9 @@ Json CalibrationJson(const Calibration& calibration, const std::string& path,
   AddOptionalInfo(info, json);
   for (const CodecSummary& codec : codecs) {
     Json one = {{"id", codec.id}};
-    if (codec.error.empty()) {
+    if (!codec.form.empty()) {
+      one["form"] = codec.form;
+    } else if (codec.error.empty()) {
       one["bits"] = codec.bits;
       one["bits_paper"] = codec.paper_bits;
       one["keys"] = SideJson(codec.k);

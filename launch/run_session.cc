@@ -183,15 +183,24 @@ int64_t AvailableBytes(const Session& s, const Job& job) {
   return s.memory_limit > 0 ? std::min(s.memory_limit, share) : share;
 }
 
+// Of the tokens that must fit and of those that there will be, the larger one: a text whose last cell is full takes less than a
+// shorter one with exact rows.
+MemoryPlan PlanOf(const Session& s, const Job& job) {
+  const ShardMap map = MapOf(s, job.size());
+  const auto plan = [&](int64_t tokens) {
+    return PlanMemory(s.model.config, *s.codec, map, tokens, PlannedChunk(s, job), s.rule);
+  };
+  const MemoryPlan declared = plan(s.needed()), own = plan(s.total());
+  return own.total() > declared.total() ? own : declared;
+}
+
 // Rank 0: the largest rate whose plan fits on the fullest rank, with the codec's own bytes. None: the smallest, and CheckMemory
 // will say what is missing.
 absl::StatusOr<int> ChooseRate(Session& s, const Job& job) {
   const auto fits = [&](int tenths) -> absl::StatusOr<bool> {
     s.kv = WithRate(s.flags.kv, tenths);
     KVRING_RETURN_IF_ERROR(MakeSessionCodec(s));
-    const MemoryPlan plan = PlanMemory(s.model.config, *s.codec, MapOf(s, job.size()), s.needed(),
-                                       PlannedChunk(s, job), s.rule);
-    return plan.total() <= s.available;
+    return PlanOf(s, job).total() <= s.available;
   };
   KVRING_ASSIGN_OR_RETURN(const int tenths, LargestRate(fits));
   return std::max(tenths, kLeastTenths);
@@ -220,24 +229,25 @@ absl::Status SetRate(Session& s, Job& job, absl::Duration timeout) {
 absl::StatusOr<int64_t> CheckMemory(Session& s, const Job& job, const GlobalOptions& global) {
   const ModelConfig& config = s.model.config;
   const ShardMap map = MapOf(s, job.size());
-  const MemoryPlan plan =
-      PlanMemory(config, *s.codec, map, s.needed(), PlannedChunk(s, job), s.rule);
-  const int64_t declared = s.context > 0                ? s.context
-                           : config.trained_context > 0 ? config.trained_context
-                                                        : s.total();
-  const int64_t fits = LargestContext(config, *s.codec, map, PlannedChunk(s, job), s.rule,
-                                      s.available, std::max(declared, s.total()));
-  if (fits < s.needed()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("not enough memory: ", Grouped(s.needed()), " tokens with --kv ",
-                     s.codec->traits().id, " need ", HumanBytes(plan.total()), " on each of ",
-                     job.size(), " ranks, ", HumanBytes(s.available), " are available (enough for ",
-                     Grouped(fits), " tokens): use a shorter text, a smaller codec or more hosts"));
+  const MemoryPlan plan = PlanOf(s, job);
+  const auto largest = [&](int64_t limit) {
+    return LargestContext(config, *s.codec, map, PlannedChunk(s, job), s.rule, s.available, limit);
+  };
+  if (plan.total() > s.available) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "not enough memory: ", Grouped(s.needed()), " tokens with --kv ", s.codec->traits().id,
+        " need ", HumanBytes(plan.total()), " on each of ", job.size(), " ranks, ",
+        HumanBytes(s.available), " are available (enough for ", Grouped(largest(s.needed())),
+        " tokens): use a shorter text, a smaller codec or more hosts"));
   }
-  if (fits < declared && s.context == 0) {
+  const int64_t trained = config.trained_context;
+  if (s.context > 0 || trained == 0 || s.chooses()) {
+    return std::max(plan.kv_peak, s.available - plan.buffers);
+  }
+  if (const int64_t fits = largest(std::max(trained, s.total())); fits < trained) {
     Say(global,
         absl::StrCat("context  ", Grouped(fits),
-                     " tokens fit in memory, the model was trained for ", Grouped(declared)));
+                     " tokens fit in memory, the model was trained for ", Grouped(trained)));
   }
   return std::max(plan.kv_peak, s.available - plan.buffers);
 }

@@ -145,8 +145,9 @@ TEST_F(CalibrateCommand, TcSaysWhatItCostsOnTextThatWasLeftOut) {
     }
   }
   // The evaluator on the same tables and tokens: the codec's own path, not a model of it.
-  const auto eval = Json({"eval", "-m", model(), "-f", text_, "--kv", "tc@1,tc@6", "--window", "128",
-                          "--windows", "8", "-t", "1", "--math", "f32", "--calibration", names[0]});
+  const auto eval =
+      Json({"eval", "-m", model(), "-f", text_, "--kv", "tc@1,tc@6", "--window", "128", "--windows",
+            "8", "-t", "1", "--math", "f32", "--calibration", names[0]});
   EXPECT_EQ(eval["rows"][0]["bits"], points[0]["bits"]);
   EXPECT_NEAR(eval["rows"][0]["kl"].get<double>() / points[0]["kl"].get<double>(), 1.0, 0.5)
       << "the same kind of text";
@@ -203,11 +204,12 @@ TEST_F(CalibrateCommand, UpdateWithItsOwnTextChangesNothing) {
     for (size_t i = 0; i < table.values.size(); ++i)
       EXPECT_NEAR(again->values[i], table.values[i], 2 * 2.3 * 32 * 0x1p-24 * largest) << name;
   }
-  // What counts: the same cost, to a hundredth of itself.
+  // What counts: the same cost. Codes of a basis that differs in the last bits fall on the other side here and there: on 256
+  // tokens of a random model that is a few percent where the cost is small.
   for (size_t i = 0; i < 7; ++i) {
     EXPECT_NEAR(json["held_out"]["points"][i]["kl"].get<double>() /
                     made["held_out"]["points"][i]["kl"].get<double>(),
-                1.0, 0.01);
+                1.0, 0.1);
   }
   Json(with(Path("c"), "2"));
   EXPECT_EQ(Bytes(Path("b")), Bytes(Path("c"))) << "on any number of threads";
@@ -230,17 +232,20 @@ TEST_F(CalibrateCommand, UpdateFitsOtherTextAndIsFoundAgain) {
   EXPECT_NE(after["rows"][0]["kl"], before["rows"][0]["kl"]);
   EXPECT_LT(after["rows"][0]["kl"], before["rows"][0]["kl"]);
   const ProcessResult shown = Kvring({"inspect", json["file"]});
-  EXPECT_NE(shown.out.find("tc updated: covariance from numbers.txt, text.txt"), std::string::npos)
+  EXPECT_NE(shown.out.find("tc updated: covariance from \"numbers.txt\", \"text.txt\""),
+            std::string::npos)
       << shown.out;
   const auto shown_json = Json({"inspect", json["file"]});
   EXPECT_EQ(shown_json["update"], json["update"]);
   EXPECT_EQ(shown_json["held_out"], json["held_out"]);
+  EXPECT_NE(shown_json["codecs"][0]["form"].dump().find("tc@1 to tc@6"), std::string::npos);
 }
 
 TEST_F(CalibrateCommand, UpdateRefusesInOneLine) {
-  const auto update = [&](const std::string& artifact, std::vector<std::string> more) {
+  const auto update = [&](const std::string& artifact, std::vector<std::string> more,
+                          const std::string& window = "128") {
     std::vector<std::string> words = {"calibrate", "-m",       model(), "--update-covariance",
-                                      text_,       "--window", "128",   "--windows",
+                                      text_,       "--window", window,  "--windows",
                                       "2"};
     if (!artifact.empty()) words.insert(words.end(), {"--calibration", artifact});
     words.insert(words.end(), more.begin(), more.end());
@@ -255,7 +260,7 @@ TEST_F(CalibrateCommand, UpdateRefusesInOneLine) {
   ExpectRefused(update(Path("tc"), {"--kv", "nuq3"}), {"leave out --kv"});
   ExpectRefused(Kvring(Words("tc", {"--calibration", Path("tc")})), {"--update-covariance"});
   ExpectRefused(update(text_, {}), {text_});
-  ExpectRefused(update(Path("tc"), {"--window", "8K"}), {"8192", "4096"});
+  ExpectRefused(update(Path("tc"), {}, "8K"), {"8192", "4096"});
   const std::string second = Path("second.gguf");
   ASSERT_EQ(
       Kvring({"make-model", "-o", second, "--hidden", "128", "--heads", "4", "--kv-heads", "2",
