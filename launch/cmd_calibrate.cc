@@ -181,12 +181,14 @@ absl::Status RunCalibrate(const CalibrateFlags& flags, const GlobalOptions& glob
                                                         ? UpdateCovariance(options, from, ids, tell)
                                                         : Calibrate(options, ids, tell));
   progress.Finish();
+  KVRING_RETURN_IF_ERROR(WriteCalibration(result.calibration, path));
   double held_out_s = 0.0;
   const std::vector<std::string>& made = result.calibration.info.codecs;
   if (!flags.no_held_out && std::find(made.begin(), made.end(), kTcTableId) != made.end()) {
+    // An interrupt from here on leaves the tables, without the estimate.
     KVRING_RETURN_IF_ERROR(AddHeldOut(model, options, ids, global.quiet, result, held_out_s));
+    KVRING_RETURN_IF_ERROR(WriteCalibration(result.calibration, path));
   }
-  KVRING_RETURN_IF_ERROR(WriteCalibration(result.calibration, path));
   const CalibrateReport report = MeasureCalibrate(path, start, held_out_s);
   if (global.json != "-" && !global.quiet) PrintCalibrateReport(result, report);
   return global.json.empty() ? absl::OkStatus() : WriteCalibrateJson(result, report, global.json);
