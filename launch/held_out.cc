@@ -52,6 +52,7 @@ absl::StatusOr<HeldOutResult> MeasureHeldOut(const OpenModel& model,
   for (const double rate : kRates) options.codecs.push_back(absl::StrCat("tc@", rate));
   options.tables = std::move(tables);
   options.block_tokens = block_tokens;
+  options.rule.cell = block_tokens;  // nothing is read from it, but it must be whole blocks
   options.threads = threads;
   options.numerics = NumericsId(LinearMath::kF32, options.attention);
   options.window = windows.window;

@@ -161,6 +161,10 @@ TEST_F(CalibrateCommand, TcSaysWhatItCostsOnTextThatWasLeftOut) {
   EXPECT_FALSE(skipped.contains("held_out"));
   EXPECT_EQ(skipped["tables_hash"], json["tables_hash"]) << "pages do not depend on the estimate";
   EXPECT_FALSE(Json(Words("nuq2", {"-o", names[2]})).contains("held_out"));
+  // Blocks that the runtime cannot read cost the estimate, not the tables.
+  const auto odd = Json(Words("tc", {"-o", names[2], "--block-tokens", "48"}));
+  EXPECT_NE(odd["notes"].dump().find("no held-out estimate: "), std::string::npos) << odd["notes"];
+  EXPECT_TRUE(Json(Words("tc", {"-o", names[2], "--block-tokens", "32"})).contains("held_out"));
   // Nothing left to measure on: the note says so.
   const auto all = Json({"calibrate", "-m", model(), "-f", text_, "--kv", "tc", "--window", "128",
                          "--windows", "100", "-o", names[2]});
