@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `--kv tc@auto`: the rate is the largest that fits, the same on all ranks, and what it costs is said.
-#include <cmath>
-#include <cstdlib>
+#include <algorithm>
 
 #include "kvstore/calibration_file.h"
 #include "kvstore/codec_spec.h"
@@ -17,15 +16,10 @@ namespace {
 constexpr int kBlock = 64;
 constexpr VisibilityRule kRule{Visibility::kExactCell, 512};  // run's default
 
-class AutoRateTest : public CliTest {
+class AutoRateTest : public CliTestWithCache {
  protected:
   void SetUp() override {
-    CliTest::SetUp();
-    setenv("XDG_CACHE_HOME", Path("cache").c_str(), 1);
-    std::string text;
-    for (int i = 0; i < 60; ++i)
-      text += "Line " + std::to_string(i * 31 % 97) + " of a text that goes on.\n";
-    text_ = File("text.txt", text);
+    CliTestWithCache::SetUp();
     tables_ = Path("tc.safetensors");
     Json({"calibrate", "-m", model(), "-f", text_, "--kv", "tc", "--window", "128", "--windows",
           "2", "-o", tables_});
@@ -33,10 +27,6 @@ class AutoRateTest : public CliTest {
     config_ = *DeriveModelConfig(*file_);
     for (const RopeTable& table : config_.rope) rope_.push_back(&table);
     calibration_ = *ReadCalibration(tables_);
-  }
-  void TearDown() override {
-    unsetenv("XDG_CACHE_HOME");
-    CliTest::TearDown();
   }
 
   // Bytes that the plan of `tokens` needs on each of `ranks` at a rate, by the codec itself.
@@ -78,7 +68,7 @@ class AutoRateTest : public CliTest {
     return "tc@" + std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);
   }
 
-  std::string text_, tables_;
+  std::string tables_;
   std::shared_ptr<const GgufFile> file_;
   ModelConfig config_;
   std::vector<const RopeTable*> rope_;
