@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvstore/calibration_file.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -88,6 +89,25 @@ class MetadataReader {
     }
     return list;
   }
+  bool Has(const char* key) const { return metadata_.contains(key); }
+  // [[rate, bits, nats, kl], ..]
+  std::vector<HeldOutPoint> Points(const char* key) {
+    std::vector<HeldOutPoint> points;
+    const auto json = nlohmann::json::parse(Text(key), nullptr, /*allow_exceptions=*/false);
+    bool right = json.is_array() && !json.empty();
+    for (size_t i = 0; right && i < json.size(); ++i) {
+      double row[4] = {};
+      right = json[i].is_array() && json[i].size() == 4;
+      for (int j = 0; right && j < 4; ++j) {
+        right = json[i][j].is_number();
+        if (right) row[j] = json[i][j].get<double>();
+      }
+      right = right && (points.empty() || row[0] > points.back().rate);
+      points.push_back({row[0], row[1], row[2], row[3]});
+    }
+    if (!right) Wrong(key, "is no list of [rate, bits, nats, kl] with rising rates");
+    return points;
+  }
   const absl::Status& status() const { return status_; }
 
  private:
@@ -99,6 +119,27 @@ class MetadataReader {
   const std::string& path_;
   absl::Status status_;
 };
+
+// What a calibration may have or not: absent from the file when it has not.
+void AddOptional(const CalibrationInfo& info, std::map<std::string, std::string>& metadata) {
+  if (info.update) {
+    const CalibrationUpdate& update = *info.update;
+    metadata["update.texts"] = ListText(update.texts);
+    metadata["update.text.hash"] = update.text_hash;
+    metadata["update.from"] = update.from;
+    metadata["update.windows"] = absl::StrCat(update.windows);
+    metadata["update.window"] = absl::StrCat(update.window);
+    metadata["update.seed"] = absl::StrCat(update.seed);
+  }
+  if (info.held_out) {
+    nlohmann::json points = nlohmann::json::array();
+    for (const HeldOutPoint& p : info.held_out->points)
+      points.push_back({p.rate, p.bits, p.nats, p.kl});
+    metadata["held_out.points"] = points.dump();
+    metadata["held_out.windows"] = absl::StrCat(info.held_out->windows);
+    metadata["held_out.window"] = absl::StrCat(info.held_out->window);
+  }
+}
 
 std::map<std::string, std::string> Metadata(const Calibration& calibration) {
   const CalibrationInfo& info = calibration.info;
@@ -114,6 +155,7 @@ std::map<std::string, std::string> Metadata(const Calibration& calibration) {
       {"loss", absl::StrFormat("%.17g", info.loss)},
       {"tables.hash", HashHex(HashTables(*calibration.tables))}};
   for (const Field& field : Fields(info)) metadata[field.name] = absl::StrCat(field.value);
+  AddOptional(info, metadata);
   metadata["metadata.hash"] = MetadataHash(metadata);
   return metadata;
 }
@@ -141,6 +183,25 @@ absl::Status CheckKind(const std::map<std::string, std::string>& metadata,
   return absl::OkStatus();
 }
 
+void ReadOptional(MetadataReader& reader, CalibrationInfo& info) {
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  if (reader.Has("update.texts")) {
+    CalibrationUpdate update;
+    update.texts = reader.List("update.texts");
+    update.text_hash = reader.Text("update.text.hash");
+    update.from = reader.Text("update.from");
+    update.windows = reader.Number("update.windows", kAny);
+    update.window = reader.Number("update.window", kAny);
+    update.seed = reader.Number("update.seed", kAny);
+    info.update = std::move(update);
+  }
+  if (reader.Has("held_out.points")) {
+    info.held_out =
+        HeldOut{reader.Number("held_out.windows", kAny), reader.Number("held_out.window", kAny),
+                reader.Points("held_out.points")};
+  }
+}
+
 absl::StatusOr<CalibrationInfo> ReadInfo(const std::map<std::string, std::string>& metadata,
                                          const std::string& path) {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
@@ -166,6 +227,7 @@ absl::StatusOr<CalibrationInfo> ReadInfo(const std::map<std::string, std::string
                 .dk = size("shape.key_size"),
                 .dv = size("shape.value_size"),
                 .block_tokens = size("shape.block_tokens")};
+  ReadOptional(reader, info);
   KVRING_RETURN_IF_ERROR(reader.status());
   return info;
 }
@@ -189,6 +251,30 @@ absl::Status Same(const std::string& path, const char* what, const T& theirs, co
 }
 
 }  // namespace
+
+HeldOutPoint HeldOutAt(const HeldOut& held_out, double rate) {
+  const std::vector<HeldOutPoint>& points = held_out.points;
+  if (rate <= points.front().rate) return points.front();
+  if (rate >= points.back().rate) return points.back();
+  const auto above = std::find_if(points.begin(), points.end(),
+                                  [&](const HeldOutPoint& p) { return p.rate >= rate; });
+  if (above->rate == rate) return *above;
+  const HeldOutPoint &a = *(above - 1), &b = *above;
+  const double part = (rate - a.rate) / (b.rate - a.rate);
+  const auto between = [&](double x, double y) { return x + part * (y - x); };
+  HeldOutPoint at;
+  at.rate = rate;
+  at.bits = between(a.bits, b.bits);
+  // A codec that lost nothing measurable at one end leaves no logarithm.
+  if (a.kl > 0.0 && b.kl > 0.0) {
+    at.kl = std::exp(between(std::log(a.kl), std::log(b.kl)));
+    at.nats = at.kl * between(a.nats / a.kl, b.nats / b.kl);
+  } else {
+    at.kl = between(a.kl, b.kl);
+    at.nats = between(a.nats, b.nats);
+  }
+  return at;
+}
 
 uint64_t HashTables(const CodecTables& tables) {
   HashStream hash;

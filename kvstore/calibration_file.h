@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,27 @@
 namespace kvring {
 
 inline constexpr int kCalibrationVersion = 1;
+
+// tc's covariance, mean and basis redone from other texts after the calibration (`calibrate --update-covariance`); its metric
+// and the tables of other codecs are those of the calibration itself.
+struct CalibrationUpdate {
+  std::vector<std::string> texts;
+  std::string text_hash;  // as CalibrationInfo's, of the update's windows
+  std::string from;       // tables.hash of the artifact that was updated, hex
+  int64_t windows = 0, window = 0, seed = 0;
+};
+
+// What `tc` costs at some rates on windows that no table was made from, everything read packed, without :adapt.
+struct HeldOutPoint {
+  double rate = 0.0;  // bits a coefficient, as in tc@RATE; ascending in a list
+  double bits = 0.0;  // allocated, per element
+  double nats = 0.0;  // mean loss over an f16 cache's
+  double kl = 0.0;    // mean KL(f16 || tc)
+};
+struct HeldOut {
+  int64_t windows = 0, window = 0;
+  std::vector<HeldOutPoint> points;
+};
 
 struct CalibrationInfo {
   int version = kCalibrationVersion;
@@ -27,7 +49,13 @@ struct CalibrationInfo {
   std::string
       rope;  // of layer 0: "interleaved, 32 planes, base ..", with a hash of all frequencies
   double loss = 0.0;  // mean nats of the windows
+  std::optional<CalibrationUpdate> update;
+  std::optional<HeldOut> held_out;  // at least one point
 };
+
+// The cost at any rate: log KL is linear in the rate between points, nats keep their ratio to it. Beyond the points, those at
+// the end count. `held_out` has at least one point.
+HeldOutPoint HeldOutAt(const HeldOut& held_out, double rate);
 
 struct Calibration {
   CalibrationInfo info;

@@ -149,9 +149,14 @@ absl::StatusOr<CalibrationChoice> FindCalibration(const std::vector<std::string>
 }
 
 std::string DescribeCalibration(const UsedCalibration& used) {
-  return absl::StrCat(absl::StrJoin(used.codecs, ", "), " of ", used.file, " (",
-                      absl::StrJoin(used.info.texts, ", "), ", ", Grouped(used.info.windows),
-                      " windows of ", Grouped(used.info.window), " tokens)");
+  return absl::StrCat(
+      absl::StrJoin(used.codecs, ", "), " of ", used.file, " (",
+      absl::StrJoin(used.info.texts, ", "), ", ", Grouped(used.info.windows), " windows of ",
+      Grouped(used.info.window), " tokens",
+      used.info.update && Holds(used.codecs, kTcTableId)
+          ? absl::StrCat("; tc updated from ", absl::StrJoin(used.info.update->texts, ", "))
+          : "",
+      ")");
 }
 
 absl::StatusOr<std::string> CachedCalibrationPath(const OpenModel& model) {

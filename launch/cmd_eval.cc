@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // `kvring eval`: quality against bytes, as a table and as JSON.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
 #include "kvstore/codec_spec.h"
+#include "launch/auto_rate.h"
 #include "launch/calibration_lookup.h"
 #include "launch/command.h"
 #include "launch/eval_report.h"
@@ -48,6 +50,10 @@ absl::Status ReadFlags(const EvalFlags& flags, const GlobalOptions& global, Eval
   // Codecs are compared on all their tokens; a question is asked to a cache as it is used.
   if (model.visibility.empty()) model.visibility = flags.retrieval() ? "packed" : "teacher";
   options.codecs = SplitCodecList(flags.codecs);
+  if (std::any_of(options.codecs.begin(), options.codecs.end(), IsAutoRate)) {
+    return absl::InvalidArgumentError(
+        "tc@auto chooses by the context and memory of a run: name rates here, as in tc3,tc@2.7");
+  }
   KVRING_ASSIGN_OR_RETURN(options.window, ParseLength(flags.window));
   KVRING_ASSIGN_OR_RETURN(options.start, ParseLength(flags.start));
   if (!flags.chunk.empty()) {

@@ -12,11 +12,13 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/codec/tc_model.h"
 #include "kvstore/calibration_file.h"
 #include "kvstore/codec_spec.h"
 #include "kvstore/sequence_shard.h"
 #include "launch/command.h"
 #include "launch/json_file.h"
+#include "launch/result_json.h"
 #include "runtime/base/hash.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/model_config.h"
@@ -186,6 +188,7 @@ struct SideSummary {
 // What the tables of one codec come to.
 struct CodecSummary {
   std::string id, error;
+  std::string form;  // in words, for tables without bits and slots of their own
   double bits = 0,
          paper_bits = 0;  // slots in each page (default); as published, exact and one scale a token
   SideSummary k, v;
@@ -210,7 +213,28 @@ SideSummary SummarizeSide(const CodecTables& tables, const std::string& prefix,
   return side;
 }
 
+// tc has one set of tables for all rates, and no outliers.
+CodecSummary SummarizeTc(const Calibration& calibration) {
+  CodecSummary summary;
+  summary.id = kTcTableId;
+  const KvShape& shape = calibration.info.shape;
+  summary.error = TcModel::Check(*calibration.tables, shape);
+  if (!summary.error.empty()) return summary;
+  const TcModel model(calibration.tables, shape);
+  int keys = 0, values = 0;
+  for (int i = 0; i < shape.layers * shape.kv_heads; ++i) {
+    keys += model.Key(i / shape.kv_heads, i % shape.kv_heads).rotated;
+    values += model.Value(i / shape.kv_heads, i % shape.kv_heads).rotated;
+  }
+  summary.form = absl::StrFormat(
+      "tc@1 to tc@6; keys turned to positions 0..%d; of %d heads, a plain rotation for the keys of "
+      "%d and the values of %d",
+      model.served_context() - 1, shape.layers * shape.kv_heads, keys, values);
+  return summary;
+}
+
 CodecSummary Summarize(const Calibration& calibration, const std::string& id) {
+  if (id == kTcTableId) return SummarizeTc(calibration);
   const KvShape& shape = calibration.info.shape;
   // Frequencies have no part in sizes; any table of the right size does.
   const RopeTable rope =
@@ -239,6 +263,23 @@ std::string ShowSlots(const SideSummary& side) {
   return absl::StrCat(show(side.smallest), " to ", show(side.largest));
 }
 
+void PrintOptionalInfo(const CalibrationInfo& info) {
+  if (info.update) {
+    std::vector<std::string> texts;
+    for (const std::string& text : info.update->texts) texts.push_back(Shown(text));
+    absl::PrintF(
+        "tc updated: covariance from %s, %d windows of %d tokens, seed %d, hash %s; the tables "
+        "before had hash %s\n",
+        absl::StrJoin(texts, ", "), info.update->windows, info.update->window, info.update->seed,
+        info.update->text_hash, info.update->from);
+  }
+  if (!info.held_out) return;
+  absl::PrintF("tc on text that was left out (%d x %d tokens), KL at bits a coefficient:",
+               info.held_out->windows, info.held_out->window);
+  for (const HeldOutPoint& p : info.held_out->points) absl::PrintF(" %.4f at %g", p.kl, p.rate);
+  absl::PrintF("\n");
+}
+
 void PrintCalibration(const Calibration& calibration, const std::string& path,
                       const std::vector<CodecSummary>& codecs) {
   const CalibrationInfo& info = calibration.info;
@@ -258,9 +299,11 @@ void PrintCalibration(const Calibration& calibration, const std::string& path,
       absl::StrJoin(texts, ", "), info.windows, info.window, info.seed, info.text_hash, info.sinks);
   absl::PrintF("loss: %.4f nats a token; context to serve: %d tokens\n", info.loss,
                info.served_context);
+  PrintOptionalInfo(info);
   for (const CodecSummary& codec : codecs) {
-    if (!codec.error.empty()) {
-      absl::PrintF("\n%s: %s\n", codec.id, codec.error);
+    const std::string& words = codec.error.empty() ? codec.form : codec.error;
+    if (!words.empty()) {
+      absl::PrintF("\n%s: %s\n", codec.id, words);
       continue;
     }
     absl::PrintF("\n%s: %.3f bits an element (:paper %.3f)\n", codec.id, codec.bits,
@@ -308,9 +351,12 @@ Json CalibrationJson(const Calibration& calibration, const std::string& path,
                {"served_context", info.served_context},
                {"loss", info.loss},
                {"codecs", Json::array()}};
+  AddOptionalInfo(info, json);
   for (const CodecSummary& codec : codecs) {
     Json one = {{"id", codec.id}};
-    if (codec.error.empty()) {
+    if (!codec.form.empty()) {
+      one["form"] = codec.form;
+    } else if (codec.error.empty()) {
       one["bits"] = codec.bits;
       one["bits_paper"] = codec.paper_bits;
       one["keys"] = SideJson(codec.k);

@@ -23,7 +23,13 @@ CommandAction AddRunCommand(CLI::App& app, const GlobalOptions& global) {
       "-c", f.context,
       "context in tokens (default: what the model was trained for, less if memory is short)");
   app.add_flag("--beyond-trained", f.beyond_trained, "allow a context beyond the trained length");
-  app.add_option("--kv", f.kv, "codec of the KV cache")->capture_default_str();
+  app.add_option("--kv", f.kv,
+                 "codec of the KV cache; tc@auto: tc with the most bits that fit in memory for the "
+                 "context (-c, or prompt and answer)")
+      ->capture_default_str();
+  app.add_option("--memory-limit", f.memory_limit,
+                 "memory that the request may take on each rank, as in 512M (default: 90 % of what "
+                 "the host has left, shared between its ranks)");
   CLI::Option* ranks = app.add_option("--ranks", f.job.ranks, "ranks that share the sequence")
                            ->capture_default_str();
   app.add_flag("--mpi", f.job.mpi, "ranks are processes: start mpirun with sane settings");

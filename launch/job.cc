@@ -75,6 +75,15 @@ absl::StatusOr<int64_t> Job::FromLeader(int64_t value, absl::Duration timeout) {
   return value;
 }
 
+absl::StatusOr<int64_t> Job::Least(int64_t value, absl::Duration timeout) {
+  if (comm_ == nullptr) return value;
+  std::vector<int64_t> values(size_);
+  const std::vector<int64_t> bytes(size_, sizeof(value));
+  KVRING_RETURN_IF_ERROR(
+      comm_->AllGatherV(&value, sizeof(value), values.data(), bytes, absl::Now() + timeout));
+  return *std::min_element(values.begin(), values.end());
+}
+
 absl::StatusOr<std::unique_ptr<RankGroup>> Job::Lead(int threads, const ExecutorOptions& options) {
   SetThreads(threads);
   if (comm_ == nullptr) return RankGroup::Threads(size_, threads, options);

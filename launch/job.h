@@ -37,6 +37,9 @@ class Job {
   // Rank 0's value, on every rank: what one rank measured or chose for all.
   absl::StatusOr<int64_t> FromLeader(int64_t value, absl::Duration timeout);
 
+  // The least of all ranks' values, on every rank: what the poorest can do.
+  absl::StatusOr<int64_t> Least(int64_t value, absl::Duration timeout);
+
   // Rank 0: the group to lead. Call once, after Agree.
   absl::StatusOr<std::unique_ptr<RankGroup>> Lead(int threads, const ExecutorOptions& options);
   // The others: follow until the leader stops.

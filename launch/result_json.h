@@ -22,6 +22,23 @@ Json CalibrationJson(const std::vector<UsedCalibration>& used) {
   return list;
 }
 
+// "update" and "held_out" of an artifact that has them.
+template <class Json>
+void AddOptionalInfo(const CalibrationInfo& info, Json& json) {
+  if (info.update) {
+    const CalibrationUpdate& u = *info.update;
+    json["update"] = {{"texts", u.texts},     {"text_hash", u.text_hash}, {"from", u.from},
+                      {"windows", u.windows}, {"window", u.window},       {"seed", u.seed}};
+  }
+  if (info.held_out) {
+    Json points = Json::array();
+    for (const HeldOutPoint& p : info.held_out->points)
+      points.push_back({{"rate", p.rate}, {"bits", p.bits}, {"nats", p.nats}, {"kl", p.kl}});
+    json["held_out"] = {
+        {"windows", info.held_out->windows}, {"window", info.held_out->window}, {"points", points}};
+  }
+}
+
 // [{layer, saturated, overflow, saturated_share, overflow_share}] of the layers where something saturated.
 template <class Json>
 Json DriftJson(const std::vector<LayerDrift>& layers) {

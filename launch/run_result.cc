@@ -10,6 +10,23 @@
 #include "launch/result_json.h"
 
 namespace kvring {
+namespace {
+
+nlohmann::ordered_json AutoJson(const AutoRate& rate) {
+  nlohmann::ordered_json json = {
+      {"asked", rate.asked},      {"rate", rate.tenths / 10.0},
+      {"context", rate.context},  {"available_bytes", rate.available_bytes},
+      {"bits", rate.bits},        {"bytes_per_token", rate.bytes_per_token},
+      {"nats", nullptr},          {"kl", nullptr},
+      {"estimate", rate.Source()}};
+  if (const auto cost = rate.Cost()) {
+    json["nats"] = cost->nats;
+    json["kl"] = cost->kl;
+  }
+  return json;
+}
+
+}  // namespace
 
 absl::Status WriteRunJson(const RunResult& result, const std::string& path) {
   nlohmann::ordered_json json;
@@ -21,6 +38,7 @@ absl::Status WriteRunJson(const RunResult& result, const std::string& path) {
   json["prefill_tokens_per_s"] = result.prefill_rate();
   json["decode_tokens_per_s"] = result.decode_rate();
   json["kv"] = result.kv;
+  if (!result.auto_rate.asked.empty()) json["auto"] = AutoJson(result.auto_rate);
   json["numerics"] = result.numerics;
   json["kv_bytes"] = result.kv_bytes;
   json["kv_bytes_f16"] = result.kv_bytes_f16;

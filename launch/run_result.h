@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/auto_rate.h"
 #include "launch/calibration_lookup.h"
 #include "launch/self_check.h"
 #include "runtime/base/status.h"
@@ -29,6 +30,7 @@ struct RunResult {
   std::vector<UsedCalibration> calibration;
   std::vector<std::string> warnings;
   SelfCheckResult check;
+  AutoRate auto_rate;
   int64_t planned_peak_bytes = 0;  // of the fullest rank's process, said before the start
 
   double prefill_rate() const { return prefill_seconds > 0 ? prompt_tokens / prefill_seconds : 0; }

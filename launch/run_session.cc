@@ -10,6 +10,7 @@
 #include "kvstore/codec_spec.h"
 #include "kvstore/sequence_shard.h"
 #include "launch/answer.h"
+#include "launch/auto_rate.h"
 #include "launch/calibration_lookup.h"
 #include "launch/lengths.h"
 #include "launch/mpi_spawn.h"
@@ -37,15 +38,22 @@ struct Session {
   AttentionForm attention;
   std::string numerics;
   CalibrationChoice calibration;
+  std::string kv;  // flags.kv, with a rate where it leaves the choice
+  AutoRate auto_rate;
   std::shared_ptr<const Codec> codec;
   std::unique_ptr<Tokenizer> tokenizer;
   Prompt prompt;
   int64_t new_tokens = 0, chunk = 0, context = 0;
+  int64_t memory_limit = 0;  // of a rank; 0: none was given
+  int64_t available = 0;     // bytes that the request may take on each rank
   std::shared_ptr<const Weights> weights;
   std::vector<std::string> warnings;
   SelfCheckResult check;
 
   int64_t total() const { return static_cast<int64_t>(prompt.ids.size()) + new_tokens; }
+  bool chooses() const { return IsAutoRate(flags.kv); }
+  // Tokens that must fit. A rate is chosen for the whole declared context; a named codec need only hold what is there.
+  int64_t needed() const { return chooses() ? std::max(context, total()) : total(); }
 };
 
 void Say(const GlobalOptions& global, const std::string& line) {
@@ -66,6 +74,10 @@ absl::Status CheckFlags(Session& s, const Job& job) {
   if (!f.chunk.empty()) {
     KVRING_ASSIGN_OR_RETURN(s.chunk, ParseLength(f.chunk));
     if (s.chunk < 1) return absl::InvalidArgumentError("--chunk 0: at least 1 token is needed");
+  }
+  if (!f.memory_limit.empty()) {
+    KVRING_ASSIGN_OR_RETURN(s.memory_limit, ParseLength(f.memory_limit));
+    if (s.memory_limit < 1) return absl::InvalidArgumentError("--memory-limit 0: nothing fits");
   }
   if (f.scheme != "auto" && f.scheme != "gather-q") {
     return absl::UnimplementedError(
@@ -89,18 +101,23 @@ absl::Status CheckFlags(Session& s, const Job& job) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAll(Session& s) {
-  KVRING_ASSIGN_OR_RETURN(s.model, OpenModelFile(s.flags.model.model));
+absl::Status MakeSessionCodec(Session& s) {
   std::vector<const RopeTable*> rope;
   for (const RopeTable& table : s.model.config.rope) rope.push_back(&table);
-  const ModelFlags& flags = s.flags.model;
-  KVRING_ASSIGN_OR_RETURN(s.calibration, FindCalibration(flags.calibration, {s.flags.kv},
-                                                         flags.model, s.model, flags.block_tokens));
   const int64_t context = s.context > 0 ? s.context : s.model.config.trained_context;
-  KVRING_ASSIGN_OR_RETURN(
-      s.codec, MakeCodec(SpecForContext(s.flags.kv, context),
-                         s.model.config.kv_shape(flags.block_tokens), rope, s.calibration.tables));
+  KVRING_ASSIGN_OR_RETURN(s.codec, MakeCodec(SpecForContext(s.kv, context),
+                                             s.model.config.kv_shape(s.flags.model.block_tokens),
+                                             rope, s.calibration.tables));
   return absl::OkStatus();
+}
+
+absl::Status OpenAll(Session& s) {
+  const ModelFlags& flags = s.flags.model;
+  KVRING_ASSIGN_OR_RETURN(s.model, OpenModelFile(flags.model));
+  s.kv = WithRate(s.flags.kv, kLeastTenths);  // until memory is known
+  KVRING_ASSIGN_OR_RETURN(s.calibration, FindCalibration(flags.calibration, {s.kv}, flags.model,
+                                                         s.model, flags.block_tokens));
+  return MakeSessionCodec(s);
 }
 
 // Ranks on several hosts look into files of their own; tables that differ would be read as each other's.
@@ -159,32 +176,80 @@ int64_t PlannedChunk(const Session& s, const Job& job) {
   return s.chunk > 0 ? s.chunk : std::max(unit, Engine::kMaxChunk);
 }
 
-// The plan against what this host has left, after the weights are in. Returns bytes for the pages of a rank.
+// What the request may take on a rank of this host, once the weights are in.
+int64_t AvailableBytes(const Session& s, const Job& job) {
+  const auto share = static_cast<int64_t>(
+      kMemoryShare * static_cast<double>(AvailableMemoryBytes()) / job.ranks_on_host());
+  return s.memory_limit > 0 ? std::min(s.memory_limit, share) : share;
+}
+
+// Of the tokens that must fit and of those that there will be, the larger one: a text whose last cell is full takes less than a
+// shorter one with exact rows.
+MemoryPlan PlanOf(const Session& s, const Job& job) {
+  const ShardMap map = MapOf(s, job.size());
+  const auto plan = [&](int64_t tokens) {
+    return PlanMemory(s.model.config, *s.codec, map, tokens, PlannedChunk(s, job), s.rule);
+  };
+  const MemoryPlan declared = plan(s.needed()), own = plan(s.total());
+  return own.total() > declared.total() ? own : declared;
+}
+
+// Rank 0: the largest rate whose plan fits on the fullest rank, with the codec's own bytes. None: the smallest, and CheckMemory
+// will say what is missing.
+absl::StatusOr<int> ChooseRate(Session& s, const Job& job) {
+  const auto fits = [&](int tenths) -> absl::StatusOr<bool> {
+    s.kv = WithRate(s.flags.kv, tenths);
+    KVRING_RETURN_IF_ERROR(MakeSessionCodec(s));
+    return PlanOf(s, job).total() <= s.available;
+  };
+  KVRING_ASSIGN_OR_RETURN(const int tenths, LargestRate(fits));
+  return std::max(tenths, kLeastTenths);
+}
+
+// All ranks take rank 0's choice: its prompt decides, and the poorest rank's memory.
+absl::Status SetRate(Session& s, Job& job, absl::Duration timeout) {
+  absl::StatusOr<int> chosen = job.leads() ? ChooseRate(s, job) : absl::StatusOr<int>(0);
+  KVRING_RETURN_IF_ERROR(job.Agree(chosen.status(), timeout));
+  KVRING_ASSIGN_OR_RETURN(const int64_t tenths, job.FromLeader(*chosen, timeout));
+  s.kv = WithRate(s.flags.kv, static_cast<int>(tenths));
+  KVRING_RETURN_IF_ERROR(job.Agree(MakeSessionCodec(s), timeout));
+  AutoRate& rate = s.auto_rate;
+  rate.asked = s.flags.kv;
+  rate.tenths = static_cast<int>(tenths);
+  rate.context = s.needed();
+  rate.available_bytes = s.available;
+  const KvShape shape = s.model.config.kv_shape(s.flags.model.block_tokens);
+  rate.bits = BitsPerElement(*s.codec, shape);
+  rate.bytes_per_token = rate.bits / 8 * shape.layers * shape.kv_heads * (shape.dk + shape.dv);
+  rate.held_out = HeldOutOf(s.calibration.used);
+  return absl::OkStatus();
+}
+
+// The plan against what there is. Returns bytes for the pages of a rank.
 absl::StatusOr<int64_t> CheckMemory(Session& s, const Job& job, const GlobalOptions& global) {
   const ModelConfig& config = s.model.config;
   const ShardMap map = MapOf(s, job.size());
-  const int64_t available = static_cast<int64_t>(
-      kMemoryShare * static_cast<double>(AvailableMemoryBytes()) / job.ranks_on_host());
-  const MemoryPlan plan =
-      PlanMemory(config, *s.codec, map, s.total(), PlannedChunk(s, job), s.rule);
-  const int64_t declared = s.context > 0                ? s.context
-                           : config.trained_context > 0 ? config.trained_context
-                                                        : s.total();
-  const int64_t fits = LargestContext(config, *s.codec, map, PlannedChunk(s, job), s.rule,
-                                      available, std::max(declared, s.total()));
-  if (fits < s.total()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("not enough memory: ", Grouped(s.total()), " tokens with --kv ",
-                     s.codec->traits().id, " need ", HumanBytes(plan.total()), " on each of ",
-                     job.size(), " ranks, ", HumanBytes(available), " are available (enough for ",
-                     Grouped(fits), " tokens): use a shorter text, a smaller codec or more hosts"));
+  const MemoryPlan plan = PlanOf(s, job);
+  const auto largest = [&](int64_t limit) {
+    return LargestContext(config, *s.codec, map, PlannedChunk(s, job), s.rule, s.available, limit);
+  };
+  if (plan.total() > s.available) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "not enough memory: ", Grouped(s.needed()), " tokens with --kv ", s.codec->traits().id,
+        " need ", HumanBytes(plan.total()), " on each of ", job.size(), " ranks, ",
+        HumanBytes(s.available), " are available (enough for ", Grouped(largest(s.needed())),
+        " tokens): use a shorter text, a smaller codec or more hosts"));
   }
-  if (fits < declared && s.context == 0) {
+  const int64_t trained = config.trained_context;
+  if (s.context > 0 || trained == 0 || s.chooses()) {
+    return std::max(plan.kv_peak, s.available - plan.buffers);
+  }
+  if (const int64_t fits = largest(std::max(trained, s.total())); fits < trained) {
     Say(global,
         absl::StrCat("context  ", Grouped(fits),
-                     " tokens fit in memory, the model was trained for ", Grouped(declared)));
+                     " tokens fit in memory, the model was trained for ", Grouped(trained)));
   }
-  return std::max(plan.kv_peak, available - plan.buffers);
+  return std::max(plan.kv_peak, s.available - plan.buffers);
 }
 
 absl::Status LoadWeights(Session& s, const Job& job) {
@@ -225,6 +290,7 @@ void PrintHead(const Session& s, const Job& job, int threads, const GlobalOption
     absl::StrAppend(&per_rank, slot == 0 ? "" : ", ",
                     Grouped(map.SlotTokens(slot, s.prompt.ids.size())));
   }
+  if (s.chooses()) Say(global, absl::StrCat("codec    ", s.auto_rate.Line()));
   Say(global, absl::StrCat("shards   prompt tokens per rank: ", per_rank));
   for (const std::string& warning : s.warnings) Say(global, absl::StrCat("warning  ", warning));
 }
@@ -254,7 +320,7 @@ absl::Status CheckCodec(Session& s, const Job& job, int threads, const GlobalOpt
   options.numerics = s.numerics;
   options.threads = job.processes() ? threads : threads * job.size();
   KVRING_ASSIGN_OR_RETURN(const SelfCheckMode mode, ParseSelfCheck(s.flags.self_check));
-  KVRING_ASSIGN_OR_RETURN(s.check, SelfCheck(mode, options, s.flags.kv, s.prompt.ids));
+  KVRING_ASSIGN_OR_RETURN(s.check, SelfCheck(mode, options, s.kv, s.prompt.ids));
   if (s.check.tokens == 0) return absl::OkStatus();
   Say(global, absl::StrFormat(
                   "check    %s costs %.4f nats a token on the first %d tokens (%.2f would be much)",
@@ -305,6 +371,7 @@ absl::Status LeadGroup(Session& s, const Job& job, RankGroup& group, int64_t poo
   result.calibration = s.calibration.used;
   result.warnings = s.warnings;
   result.check = s.check;
+  result.auto_rate = s.auto_rate;
   const int64_t cached = result.prompt_tokens + static_cast<int64_t>(result.tokens.size()) - 1;
   const std::string drift = DriftWarning(SumDrift(result.ranks), result.kv);
   if (!drift.empty() && cached >= kDriftTokens) {
@@ -339,6 +406,8 @@ absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
                           job->FromLeader(static_cast<int64_t>(s.math), loading));
   s.math = static_cast<LinearMath>(math);
   KVRING_RETURN_IF_ERROR(job->Agree(LoadWeights(s, *job), loading));
+  KVRING_ASSIGN_OR_RETURN(s.available, job->Least(AvailableBytes(s, *job), loading));
+  if (s.chooses()) KVRING_RETURN_IF_ERROR(SetRate(s, *job, loading));
   absl::StatusOr<int64_t> pool =
       job->leads() ? CheckMemory(s, *job, global) : absl::StatusOr<int64_t>(int64_t{1} << 50);
   KVRING_RETURN_IF_ERROR(job->Agree(pool.status(), loading));

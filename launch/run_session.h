@@ -22,6 +22,7 @@ struct RunFlags {
   std::string context;  // empty: the model's own
   bool beyond_trained = false;
   std::string kv = "rot4";
+  std::string memory_limit;  // of a rank; empty: a share of what its host has left
   SamplingParams sampling{0.0f, 0, 1.0f, 0};
   std::string chunk;  // empty: by time
   std::string logits_file;

@@ -25,7 +25,7 @@ class CodecCalibrator {
   virtual void ObserveForward(const LayerGradients& layer) = 0;
   // After the last window of pass 1. NaN or infinity seen is reported here, with layer and channel.
   virtual absl::Status FinishForward() = 0;
-  // Pass 2, layers last to first of the same windows in the same order, with gradients.
+  // Pass 2, layers of the same windows in the same order, with gradients (null where the implementation asks for none).
   virtual void ObserveBackward(const LayerGradients& layer) = 0;
   // Adds the tensors of all codecs, by table id. `progress` hears of the share done; it may be empty.
   virtual absl::Status Finish(CodecTables& tables,

@@ -47,9 +47,9 @@ std::vector<float> ToFloats(const Matrix& m) {
   return values;
 }
 
-Matrix FromFloats(const std::vector<float>& values, int dim) {
+Matrix FromFloats(const float* values, int dim) {
   return Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>(
-             values.data(), dim, dim)
+             values, dim, dim)
       .cast<double>();
 }
 
@@ -66,7 +66,7 @@ Matrix RotationRows(int dim) {
   std::vector<float> unit(static_cast<size_t>(dim) * dim, 0.0f);
   for (int i = 0; i < dim; ++i) unit[i * dim + i] = 1.0f;
   transform.Rows(unit.data(), dim, transform.signs().data(), unit.data());
-  return FromFloats(unit, dim);  // row i: T applied to channel i
+  return FromFloats(unit.data(), dim);  // row i: T applied to channel i
 }
 
 // Factor of each channel: (gradient energy / key energy)^(1/4) of its plane, geometric mean 1.
@@ -117,6 +117,19 @@ std::vector<uint8_t> BitsOf(const TcBasis& basis, int dim, double rate) {
   return WaterFill(energy, TcBudget(static_cast<int>(rate * 100), dim));
 }
 
+// Mean, basis, inverse and variances of `made` with this metric, whose mean eigenvalue is 1.
+void Turn(const Matrix& metric, const TcMatrices& side, TcBasis& made) {
+  const Spectrum g = Decompose(metric);
+  const Vector root = g.values.cwiseMax(0.0).cwiseSqrt();
+  const Matrix half = g.vectors * root.asDiagonal() * g.vectors.transpose();
+  const Matrix inverse_half = g.vectors * root.cwiseInverse().asDiagonal() * g.vectors.transpose();
+  const Spectrum u = Decompose(half * ToMatrix(side.covariance, side.dim) * half);
+  made.mean.assign(side.mean.begin(), side.mean.end());
+  made.basis = ToFloats(half * u.vectors);
+  made.inverse = ToFloats(u.vectors.transpose() * inverse_half);
+  made.lambda = Floored(u.values);
+}
+
 }  // namespace
 
 TcBasis MakeTcBasis(const TcMatrices& side) {
@@ -128,15 +141,34 @@ TcBasis MakeTcBasis(const TcMatrices& side) {
   // Without any gradient every direction is alike and weighs nothing.
   metric = mean_diagonal > 0.0 ? Matrix(metric / made.weight) : Matrix(Matrix::Zero(dim, dim));
   metric.diagonal().array() += mean_diagonal > 0.0 ? kTcRidge * mean_diagonal / made.weight : 1.0;
-  const Spectrum g = Decompose(metric);
-  const Vector root = g.values.cwiseMax(0.0).cwiseSqrt();
-  const Matrix half = g.vectors * root.asDiagonal() * g.vectors.transpose();
-  const Matrix inverse_half = g.vectors * root.cwiseInverse().asDiagonal() * g.vectors.transpose();
-  const Spectrum u = Decompose(half * ToMatrix(side.covariance, dim) * half);
-  made.mean.assign(side.mean.begin(), side.mean.end());
-  made.basis = ToFloats(half * u.vectors);
-  made.inverse = ToFloats(u.vectors.transpose() * inverse_half);
-  made.lambda = Floored(u.values);
+  Turn(metric, side, made);
+  return made;
+}
+
+TcBasis RemakeBasis(const TcSide& earlier, const TcMatrices& side, bool keys) {
+  const int dim = side.dim;
+  const Matrix a = FromFloats(earlier.basis, dim);
+  TcBasis made;
+  made.weight = earlier.weight;
+  made.rotated = earlier.rotated;
+  if (!earlier.rotated) {
+    Turn(a * a.transpose(), side, made);
+    return made;
+  }
+  made.basis.assign(earlier.basis, earlier.basis + int64_t{dim} * dim);
+  made.inverse.assign(earlier.inverse, earlier.inverse + int64_t{dim} * dim);
+  Vector energy = ToMatrix(side.covariance, dim).diagonal();
+  made.mean.assign(dim, 0.0f);
+  for (int i = 0; i < dim; ++i) {
+    if (keys) {
+      made.mean[i] = static_cast<float>(side.mean[i]);
+    } else {
+      energy[i] += side.mean[i] * side.mean[i];
+    }
+  }
+  // Rows of a rotation have length 1, and so these have their balance factor's.
+  const double variance = (energy.array() * a.rowwise().squaredNorm().array()).mean();
+  made.lambda = Floored(Vector::Constant(dim, variance));
   return made;
 }
 
@@ -165,7 +197,8 @@ TcBasis MakeRotationBasis(const TcMatrices& side, const RopeTable* rope) {
 
 double ExpectedLoss(const TcBasis& basis, const TcMatrices& text, double rate) {
   const int dim = text.dim;
-  const Matrix a = FromFloats(basis.basis, dim), inverse = FromFloats(basis.inverse, dim);
+  const Matrix a = FromFloats(basis.basis.data(), dim),
+               inverse = FromFloats(basis.inverse.data(), dim);
   Matrix covariance = ToMatrix(text.covariance, dim);
   // Moments are around the mean of all texts; a basis that does not subtract it meets it.
   Vector shift(dim);
@@ -194,7 +227,8 @@ double ExpectedLoss(const TcBasis& basis, const TcMatrices& text, double rate) {
 }
 
 std::string CheckBasis(const TcBasis& basis, int dim) {
-  const Matrix a = FromFloats(basis.basis, dim), inverse = FromFloats(basis.inverse, dim);
+  const Matrix a = FromFloats(basis.basis.data(), dim),
+               inverse = FromFloats(basis.inverse.data(), dim);
   if (!a.allFinite() || !inverse.allFinite()) return "its basis is not finite";
   // There and back: were U orthogonal and the arithmetic exact, this would be the identity. Entries are rounded to fp32, so
   // a product may be off by two roundings of its rows' lengths (Cauchy-Schwarz); twice that is a fault.

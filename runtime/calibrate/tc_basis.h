@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/codec/tc_model.h"
 #include "kernels/rope.h"
 
 namespace kvring {
@@ -34,6 +35,11 @@ TcBasis MakeTcBasis(const TcMatrices& side);
 // `rot` as a basis: the rotation T; keys less their mean, with one balance factor a RoPE plane; values as they are, mean 0.
 // rope: null for values.
 TcBasis MakeRotationBasis(const TcMatrices& side, const RopeTable* rope);
+
+// The basis of other text with the metric that an earlier one holds: A A^T = G, of any U. `side.metric` is not looked at. A
+// rotation stays one, with its balance; mean and variance are redone.
+// keys: of a rotation only these are centred.
+TcBasis RemakeBasis(const TcSide& earlier, const TcMatrices& side, bool keys);
 
 // What a text with these moments loses when coded with `basis` at `rate` bits a coefficient, of this side alone: each
 // coefficient has the variance that the text gives it, the code was made for the basis' own, and errors weigh by the text's

@@ -111,8 +111,10 @@ absl::Status TcCalibratorImpl::FinishForward() {
 void TcCalibratorImpl::ObserveBackward(const LayerGradients& layer) {
   const int64_t k_row = int64_t{shape().kv_heads} * shape().dk;
   const int64_t v_row = int64_t{shape().kv_heads} * shape().dv;
-  CheckFinite("gradient of a key", layer.layer, layer.dk, layer.rows, k_row);
-  CheckFinite("gradient of a value", layer.layer, layer.dv, layer.rows, v_row);
+  if (options_.keep == nullptr) {
+    CheckFinite("gradient of a key", layer.layer, layer.dk, layer.rows, k_row);
+    CheckFinite("gradient of a value", layer.layer, layer.dv, layer.rows, v_row);
+  }
   if (!error_.ok()) return;
   const int64_t window = layers_[layer.layer].backward++;
   ParallelFor(sides(), [&](int64_t side) { ObserveSide(layer, static_cast<int>(side), window); });
@@ -126,6 +128,7 @@ void TcCalibratorImpl::ObserveSide(const LayerGradients& layer, int side, int64_
   const RopeTable& rope = *options_.rope[layer.layer];
   const float gradient_scale = 1.0f / (rope.attention_scale * rope.attention_scale);
   const float* const x_rows = IsKey(side) ? layer.k : layer.v;
+  const bool gradients = options_.keep == nullptr;
   const float* const g_rows = IsKey(side) ? layer.dk : layer.dv;
   const auto windows = static_cast<int64_t>(options_.text_of_window.size());
   std::vector<float> x(kRowsPerBlock * dim), g(x.size()), angles(2 * rope.planes());
@@ -135,17 +138,19 @@ void TcCalibratorImpl::ObserveSide(const LayerGradients& layer, int side, int64_
       const int64_t from = ((first + r) * heads + side % heads) * dim;
       float *const to = &x[r * dim], *const to_g = &g[r * dim];
       for (int i = 0; i < dim; ++i) to[i] = RoundedToHalf(x_rows[from + i]) - state.mean[i];
-      std::copy_n(g_rows + from, dim, to_g);
+      if (gradients) std::copy_n(g_rows + from, dim, to_g);
       if (!IsKey(side)) continue;
       RopeAngles(
           rope,
           ServedPosition(first + r, window, options_.window, windows, options_.served_context),
           angles.data());
       RopeRotate(rope, angles.data(), to);
+      if (!gradients) continue;
       RopeRotate(rope, angles.data(), to_g);
       for (int i = 0; i < dim; ++i) to_g[i] *= gradient_scale;
     }
-    state.moments.Add(options_.text_of_window[window], x.data(), g.data(), rows);
+    state.moments.Add(options_.text_of_window[window], x.data(), gradients ? g.data() : nullptr,
+                      rows);
   }
 }
 
@@ -177,8 +182,15 @@ void TcCalibratorImpl::FitSide(int layer, int side) {
   const RopeTable* const rope = IsKey(side) ? options_.rope[layer] : nullptr;
   state.moments.Finish();
   const TcMatrices all = MatricesOf(state, -1);
-  const bool rotate = texts_ > 1 && RotationIsBetter(state, rope);
-  state.basis = rotate ? MakeRotationBasis(all, rope) : MakeTcBasis(all);
+  if (options_.keep != nullptr) {
+    const int head = side % shape().kv_heads;
+    const TcSide& earlier =
+        IsKey(side) ? options_.keep->Key(layer, head) : options_.keep->Value(layer, head);
+    state.basis = RemakeBasis(earlier, all, IsKey(side));
+  } else {
+    const bool rotate = texts_ > 1 && RotationIsBetter(state, rope);
+    state.basis = rotate ? MakeRotationBasis(all, rope) : MakeTcBasis(all);
+  }
   state.wrong = CheckBasis(state.basis, all.dim);
 }
 
@@ -211,7 +223,11 @@ void TcCalibratorImpl::NoteChoices() {
       (IsKey(side) ? keys : values) += layer.sides[side].basis.rotated;
   }
   const int all = shape().layers * shape().kv_heads;
-  if (texts_ > 1) {
+  if (options_.keep != nullptr) {
+    notes_.push_back(absl::StrCat("tc: the metric is kept; so is a plain rotation for ", keys,
+                                  " of ", all, " heads' keys and ", values, " of ", all,
+                                  " heads' values"));
+  } else if (texts_ > 1) {
     notes_.push_back(absl::StrCat("tc: on text that was left out, a plain rotation did better for ",
                                   keys, " of ", all, " heads' keys and ", values, " of ", all,
                                   " heads' values, and is kept there"));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/codec.h"
+#include "kernels/codec/tc_model.h"
 #include "runtime/calibrate/codec_calibrator.h"
 
 namespace kvring {
@@ -24,6 +25,8 @@ struct TcCalibratorOptions {
   int64_t served_context = 0;          // positions that keys are turned to: 0..served_context-1
   std::vector<int>
       text_of_window;  // [windows] any numbers: windows of one text are coded together when it is left out
+  // Tables whose metric, weights and choice of rotations are kept; pass 2 comes without gradients then. Null: none.
+  std::shared_ptr<const TcModel> keep;
 };
 
 // Where a token is turned to: row of window w out of `windows`. The same as `row` when the context is the window.

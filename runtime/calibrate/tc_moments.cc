@@ -51,11 +51,12 @@ void TcMoments::Exchange(int text, const float* g, int64_t rows, std::vector<dou
 void TcMoments::Add(int text, const float* x, const float* g, int64_t rows) {
   const std::vector<double> wide(x, x + rows * dim_);
   AddProducts(wide.data(), rows, &covariance_[text]);
+  count_[text] += rows;
+  if (g == nullptr) return;
   std::vector<double> stay;
   stay.reserve(static_cast<size_t>(rows) * dim_);
   Exchange(text, g, rows, &stay);
   AddProducts(stay.data(), static_cast<int64_t>(stay.size()) / dim_, &metric_[text]);
-  count_[text] += rows;
 }
 
 void TcMoments::Finish() {

@@ -26,7 +26,7 @@ class TcMoments {
   // total: vectors that will come in all.
   TcMoments(int dim, int texts, int64_t total);
 
-  // x: [rows][dim] centred vectors, g: [rows][dim] their gradients, of one text.
+  // x: [rows][dim] centred vectors, g: [rows][dim] their gradients (null: there are none), of one text.
   void Add(int text, const float* x, const float* g, int64_t rows);
   // After the last Add: the gradients kept aside join, shortened.
   void Finish();

@@ -196,5 +196,45 @@ TEST_F(CalibrationFile, WhatDoesNotFitNamesBothSides) {
   EXPECT_THAT(DescribeRope(pointers_), HasSubstr("interleaved, 32 planes, frequencies 1 .."));
 }
 
+TEST_F(CalibrationFile, UpdateAndHeldOutComeBackAndAreAbsentWithout) {
+  ASSERT_TRUE(WriteCalibration(calibration_, path_).ok());
+  const auto plain = ReadCalibration(path_);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_FALSE(plain->info.update || plain->info.held_out);
+  EXPECT_EQ(Bytes().find("held_out"), std::string::npos) << "old files and new ones are alike";
+  calibration_.info.update = CalibrationUpdate{{"a", "b, c"}, "12ab", "77", 8, 512, 3};
+  calibration_.info.held_out = HeldOut{2, 2048, {{1.5, 1.625, -0.25, 0.1}, {2, 2.125, 0.2, 1e-9}}};
+  ASSERT_TRUE(WriteCalibration(calibration_, path_).ok());
+  const auto read = ReadCalibration(path_);
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_TRUE(read->info.update && read->info.held_out);
+  EXPECT_EQ(read->info.update->texts, (std::vector<std::string>{"a", "b, c"}));
+  EXPECT_EQ(read->info.update->text_hash, "12ab");
+  EXPECT_EQ(read->info.update->from, "77");
+  EXPECT_EQ(read->info.update->windows, 8);
+  EXPECT_EQ(read->info.update->window, 512);
+  EXPECT_EQ(read->info.update->seed, 3);
+  EXPECT_EQ(read->info.held_out->windows, 2);
+  ASSERT_EQ(read->info.held_out->points.size(), 2u);
+  EXPECT_EQ(read->info.held_out->points[0].nats, -0.25);
+  EXPECT_EQ(read->info.held_out->points[1].kl, 1e-9);
+  // The tables are the same ones: pages stay readable.
+  EXPECT_EQ(read->tables->hash, plain->tables->hash);
+}
+
+// log KL is a straight line between points, nats keep their ratio to it.
+TEST(HeldOutAt, BetweenAndBeyondItsPoints) {
+  const HeldOut held_out{
+      2, 2048, {{2, 2.125, 0.2, 0.16}, {3, 3.125, 0.04, 0.04}, {6, 6.125, -1e-3, 0}}};
+  EXPECT_DOUBLE_EQ(HeldOutAt(held_out, 2.5).kl, 0.08);
+  EXPECT_DOUBLE_EQ(HeldOutAt(held_out, 2.5).nats, 0.08 * (0.2 / 0.16 + 1) / 2);
+  EXPECT_DOUBLE_EQ(HeldOutAt(held_out, 2.5).bits, 2.625);
+  EXPECT_EQ(HeldOutAt(held_out, 3).kl, 0.04);
+  EXPECT_EQ(HeldOutAt(held_out, 3).nats, 0.04);
+  EXPECT_DOUBLE_EQ(HeldOutAt(held_out, 4.5).kl, 0.02);  // no logarithm of the last point
+  EXPECT_EQ(HeldOutAt(held_out, 1).kl, 0.16);
+  EXPECT_EQ(HeldOutAt(held_out, 6).nats, -1e-3);
+}
+
 }  // namespace
 }  // namespace kvring

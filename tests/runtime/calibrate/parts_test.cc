@@ -147,7 +147,7 @@ TEST(ChooseWindows, SeedAloneDecides) {
   ASSERT_TRUE(a.ok() && b.ok() && c.ok());
   EXPECT_EQ(a->begins, b->begins);
   EXPECT_NE(a->begins, c->begins);
-  EXPECT_TRUE(a->note.empty());
+  EXPECT_TRUE(a->notes.empty());
   for (const int64_t begin : a->begins) {
     EXPECT_GE(begin, 0);
     EXPECT_LE(begin, 100000 - 2048);
@@ -159,16 +159,81 @@ TEST(ChooseWindows, ShortTextsAreReadInOrder) {
   const auto exact = ChooseWindows(300, 100, 3, 5);
   ASSERT_TRUE(exact.ok());
   EXPECT_EQ(exact->begins, (std::vector<int64_t>{0, 100, 200}));
-  EXPECT_TRUE(exact->note.empty());
+  EXPECT_TRUE(exact->notes.empty());
   const auto fewer = ChooseWindows(299, 100, 3, 5);
   ASSERT_TRUE(fewer.ok());
   EXPECT_EQ(fewer->begins, (std::vector<int64_t>{0, 100}));
-  EXPECT_NE(fewer->note.find("2 windows of 100 instead of 3"), std::string::npos) << fewer->note;
+  ASSERT_EQ(fewer->notes.size(), 1u);
+  EXPECT_NE(fewer->notes[0].find("2 windows of 100 instead of 3"), std::string::npos);
   const auto none = ChooseWindows(99, 100, 3, 5);
   EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(none.status().message().find("99"), std::string::npos);
   EXPECT_NE(none.status().message().find("100"), std::string::npos);
   EXPECT_FALSE(ChooseWindows(99, 1, 3, 5).ok());
+}
+
+// Of several texts each window lies within one; how many each text has.
+std::vector<int> WindowsOfTexts(const std::vector<int64_t>& texts, int64_t window, int64_t count,
+                                uint64_t seed = 0) {
+  const auto windows = ChooseWindows(texts, window, count, seed);
+  EXPECT_TRUE(windows.ok()) << windows.status();
+  std::vector<int> of_text(texts.size(), 0);
+  for (const int64_t begin : windows->begins) {
+    int64_t first = 0;
+    size_t text = 0;
+    while (begin >= first + texts[text]) first += texts[text++];
+    EXPECT_LE(begin + window, first + texts[text]);
+    ++of_text[text];
+  }
+  return of_text;
+}
+
+TEST(ChooseWindows, SeveralTextsByTheirTokens) {
+  const std::vector<int64_t> one = {100000};
+  EXPECT_EQ(ChooseWindows(one, 2048, 16, 7)->begins, ChooseWindows(100000, 2048, 16, 7)->begins);
+  EXPECT_EQ(WindowsOfTexts({100000, 50000}, 1000, 9), (std::vector<int>{6, 3}));
+  // Shares 10.56, 3.92, 1.52: remainders go to the second and the first.
+  EXPECT_EQ(WindowsOfTexts({66000, 24500, 9500}, 1000, 16), (std::vector<int>{11, 4, 1}));
+  // A text of 1 % has one all the same; without room for each, the longest go first.
+  EXPECT_EQ(WindowsOfTexts({98000, 1000, 1000}, 1000, 8), (std::vector<int>{6, 1, 1}));
+  EXPECT_EQ(WindowsOfTexts({10000, 98000, 9000}, 1000, 2), (std::vector<int>{0, 2, 0}));
+  // No more than a text holds; the others take what it cannot.
+  EXPECT_EQ(WindowsOfTexts({1500, 1500, 3000}, 1000, 5), (std::vector<int>{1, 1, 3}));
+  for (const uint64_t seed : {1, 2, 3})
+    EXPECT_EQ(WindowsOfTexts({5000, 7000}, 1000, 4, seed), (std::vector<int>{2, 2}));
+}
+
+TEST(ChooseWindows, ShortTextsAreNotedAndNoneIsSplit) {
+  const std::vector<int64_t> texts = {5000, 900, 3000};
+  const auto windows = ChooseWindows(texts, 1000, 4, 0);
+  ASSERT_TRUE(windows.ok());
+  ASSERT_EQ(windows->notes.size(), 1u);
+  EXPECT_NE(windows->notes[0].find("text 2 has 900 tokens"), std::string::npos);
+  EXPECT_EQ(WindowsOfTexts(texts, 1000, 4)[1], 0);
+  const auto few = ChooseWindows(texts, 1000, 99, 0);
+  ASSERT_EQ(few->notes.size(), 2u);
+  EXPECT_NE(few->notes[1].find("8 windows of 1000 instead of 99"), std::string::npos);
+  // All too short: as one.
+  const std::vector<int64_t> lines = {400, 400, 400};
+  EXPECT_EQ(ChooseWindows(lines, 1000, 1, 3)->begins, ChooseWindows(1200, 1000, 1, 3)->begins);
+}
+
+TEST(ChooseHeldOut, LiesWhereNothingWasRead) {
+  const std::vector<int64_t> one = {1000}, read = {100, 500};
+  // Left are 0..99, 200..499, 600..999: the middle of the last, then of the middle one.
+  const HeldOutWindows two = ChooseHeldOut(one, read, 100, 128, 2);
+  EXPECT_EQ(two.window, 128);
+  EXPECT_EQ(two.begins, (std::vector<int64_t>{600 + (400 - 128) / 2, 200 + (300 - 128) / 2}));
+  // One from each text, the longer text first; never across two texts.
+  const std::vector<int64_t> texts = {300, 700};
+  const HeldOutWindows each = ChooseHeldOut(texts, read, 100, 200, 2);
+  EXPECT_EQ(each.begins, (std::vector<int64_t>{600 + 100, 300}));
+  // No stretch is that long: as long as there is. Nothing of use: none.
+  const HeldOutWindows shorter = ChooseHeldOut(one, read, 100, 2048, 2);
+  EXPECT_EQ(shorter.window, 400);
+  EXPECT_EQ(shorter.begins, (std::vector<int64_t>{600}));
+  const std::vector<int64_t> all = {0, 400, 700};
+  EXPECT_EQ(ChooseHeldOut(one, all, 350, 100, 2).window, 0);
 }
 
 }  // namespace

@@ -61,6 +61,7 @@ class TinyCalibration {
     options_.text_of_window = std::move(texts);
   }
 
+  // Pass 2 of an update has no gradients.
   absl::Status Run(const Text& text) {
     KVRING_ASSIGN_OR_RETURN(const auto calibrator, TcCalibrator::Create(options_));
     const auto layer = [&](int w, bool gradients) {
@@ -71,7 +72,8 @@ class TinyCalibration {
     };
     for (int w = 0; w < kWindows; ++w) calibrator->ObserveForward(layer(w, false));
     KVRING_RETURN_IF_ERROR(calibrator->FinishForward());
-    for (int w = 0; w < kWindows; ++w) calibrator->ObserveBackward(layer(w, true));
+    for (int w = 0; w < kWindows; ++w)
+      calibrator->ObserveBackward(layer(w, options_.keep == nullptr));
     KVRING_RETURN_IF_ERROR(calibrator->Finish(tables_, {}));
     notes_ = calibrator->notes();
     EXPECT_GT(calibrator->bytes(), 0);
@@ -189,6 +191,120 @@ TEST(TcCalibrator, RotationWhereTextsDisagree) {
   }
   for (const float x : differ.Of("v_basis")) EXPECT_NEAR(std::fabs(x), std::sqrt(1.0 / 8), 1e-7);
   EXPECT_NE(differ.notes()[0].find("1 of 1 heads' values"), std::string::npos) << differ.notes()[0];
+}
+
+// Tables of `text` with the metric of `earlier`.
+std::unique_ptr<TinyCalibration> Updated(const TinyCalibration& earlier, const Text& text) {
+  auto tiny = std::make_unique<TinyCalibration>(std::vector<int>{0, 0});
+  tiny->options().keep = std::make_shared<const TcModel>(
+      std::make_shared<const CodecTables>(earlier.tables()), tiny->options().shape);
+  EXPECT_TRUE(tiny->Run(text).ok());
+  return tiny;
+}
+
+// A A^T of a side.
+std::vector<double> MetricOf(const TinyCalibration& tiny, const std::string& side) {
+  const std::vector<float>& a = tiny.Of(side + "_basis");
+  std::vector<double> metric(kDim * kDim, 0.0);
+  for (int i = 0; i < kDim * kDim; ++i) {
+    for (int m = 0; m < kDim; ++m)
+      metric[i] += double{a[i / kDim * kDim + m]} * a[i % kDim * kDim + m];
+  }
+  return metric;
+}
+
+// The metric comes back from a basis in fp32: entries are off by two roundings of rows that are at most sqrt(kDim) long, its root
+// by 1 / (2 sqrt(ridge)) = 2.3 times that, and eigenvectors, as against numpy, by 40 times that.
+TEST(TcUpdate, TheSameTextGivesTheSameTables) {
+  TinyCalibration first({0, 0});
+  ASSERT_TRUE(first.Run(GoldenText()).ok());
+  const auto again = Updated(first, GoldenText());
+  for (const auto& [name, table] : first.tables().tensors) {
+    const std::vector<float>& got = again->tables().Find(name)->values;
+    ASSERT_EQ(got.size(), table.values.size()) << name;
+    const bool derived =
+        name.ends_with("basis") || name.ends_with("inverse") || name.ends_with("lambda");
+    if (!derived) {
+      EXPECT_TRUE(SameBits(got, table.values)) << name;
+    }
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double size = std::max(1.0, std::fabs(double{table.values[i]}));
+      EXPECT_NEAR(got[i], table.values[i], 40 * 2.3 * 2 * kDim * kUnitF32 * size)
+          << name << " " << i;
+    }
+  }
+  EXPECT_NE(again->notes()[0].find("the metric is kept"), std::string::npos) << again->notes()[0];
+}
+
+TEST(TcUpdate, OtherTextMovesTheCovarianceAndKeepsTheMetric) {
+  TinyCalibration first({0, 0}), other({0, 0});
+  ASSERT_TRUE(first.Run(GoldenText()).ok());
+  Text text{Rows(11000), Rows(15000), Gradients(13000), Gradients(17000)};
+  for (size_t i = 0; i < text.v.size(); i += 3) text.v[i] *= 3;
+  ASSERT_TRUE(other.Run(text).ok());
+  const auto updated = Updated(first, text);
+  EXPECT_EQ(TcModel::Check(updated->tables(), updated->options().shape), "");
+  for (const std::string side : {"k", "v"}) {
+    EXPECT_TRUE(SameBits(updated->Of(side + "_mean"), other.Of(side + "_mean")));
+    EXPECT_TRUE(SameBits(updated->Of(side + "_weight"), first.Of(side + "_weight")));
+    EXPECT_GT(std::fabs(updated->Of(side + "_lambda")[0] - first.Of(side + "_lambda")[0]), 0.1);
+    const std::vector<double> before = MetricOf(first, side), after = MetricOf(*updated, side);
+    for (int i = 0; i < kDim * kDim; ++i)
+      EXPECT_NEAR(after[i], before[i], 2.3 * 4 * kDim * kUnitF32 * kDim) << side << " " << i;
+    // The covariance is that of the other text: S = A^-T diag(lambda) A^-1 by either metric.
+    for (int i = 0; i < kDim * kDim; ++i) {
+      double of_updated = 0.0, of_other = 0.0;
+      const auto term = [&](const TinyCalibration& t, int m) {
+        const std::vector<float>& inverse = t.Of(side + "_inverse");
+        return double{inverse[m * kDim + i / kDim]} * t.Of(side + "_lambda")[m] *
+               inverse[m * kDim + i % kDim];
+      };
+      for (int m = 0; m < kDim; ++m) {
+        of_updated += term(*updated, m);
+        of_other += term(other, m);
+      }
+      // Products of fp32 numbers; inverses are at most 1 / sqrt(ridge) = 4.5 long.
+      EXPECT_NEAR(of_updated, of_other, 4.5 * 4.5 * 16 * kUnitF32 * other.Of(side + "_lambda")[0]);
+    }
+  }
+}
+
+TEST(TcUpdate, RotationsStayWithTheirBalance) {
+  TinyCalibration first({0, 0});
+  ASSERT_TRUE(first.Run(GoldenText()).ok());
+  TcMatrices side;
+  side.dim = kDim;
+  side.mean.assign(kDim, 0.5);
+  side.covariance.assign(kDim * kDim, 0.0);
+  side.metric = side.covariance;
+  for (int i = 0; i < kDim; ++i) {
+    side.covariance[i * (kDim + 1)] = 1.0 + i;
+    side.metric[i * (kDim + 1)] = 1.0 / (1 + i);
+  }
+  for (const bool keys : {true, false}) {
+    const TcBasis rotation = MakeRotationBasis(side, keys ? first.options().rope[0] : nullptr);
+    TcSide earlier{kDim,
+                   rotation.mean.data(),
+                   rotation.basis.data(),
+                   rotation.inverse.data(),
+                   rotation.lambda.data(),
+                   rotation.weight,
+                   true};
+    const TcBasis same = RemakeBasis(earlier, side, keys);
+    EXPECT_TRUE(same.rotated);
+    EXPECT_TRUE(SameBits(same.mean, rotation.mean));
+    EXPECT_TRUE(SameBits(same.basis, rotation.basis));
+    EXPECT_EQ(same.weight, rotation.weight);
+    // The balance is read back from rows of 8 numbers in fp32.
+    EXPECT_NEAR(same.lambda[3] / rotation.lambda[3], 1.0, 8 * kUnitF32);
+    TcMatrices louder = side;
+    for (double& x : louder.covariance) x *= 4;
+    for (double& x : louder.mean) x *= 2;
+    const TcBasis moved = RemakeBasis(earlier, louder, keys);
+    EXPECT_TRUE(SameBits(moved.basis, rotation.basis));
+    EXPECT_NEAR(moved.lambda[0] / rotation.lambda[0], 4.0, 4 * 8 * kUnitF32);
+    EXPECT_EQ(moved.mean[2], keys ? 1.0f : 0.0f);
+  }
 }
 
 TEST(TcCalibrator, BadNumbersAndShapesAreRefused) {
