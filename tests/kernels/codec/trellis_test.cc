@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <random>
+#include <tuple>
 
 #include "kernels/codec/lloyd_max.h"
 #include "kernels/codec/tc_bits.h"
@@ -32,16 +33,25 @@ std::vector<float> Normals(int n, unsigned seed) {
 
 std::vector<float> Ones(size_t n) { return std::vector<float>(n, 1.0f); }
 
-// Codes and gains of up to 16 vectors z [rows][kLanes].
+// Codes and gains of up to 16 vectors z [rows][kLanes], from gains near the rms of the coefficients with bits.
 struct Encoded {
-  std::vector<uint8_t> codes, e;
-  std::vector<int32_t> saturated;
+  std::vector<uint8_t> codes, e, middle;
 
   Encoded(const std::vector<uint8_t>& bits, const std::vector<float>& weight,
           const std::vector<float>& z, int count)
-      : codes(z.size()), e(kLanes), saturated(kLanes) {
-    EncodeTrellisGroup({static_cast<int>(bits.size()), bits.data(), weight.data()}, z.data(), count,
-                       codes.data(), e.data(), saturated.data());
+      : codes(z.size(), 0xff), e(kLanes) {
+    const int rows = static_cast<int>(bits.size());
+    for (int l = 0; l < kLanes; ++l) {
+      double squares = 0.0, coded = 0.0;
+      for (int i = 0; i < rows; ++i) {
+        if (bits[i] == 0) continue;
+        squares += std::pow(double{z[i * kLanes + l]}, 2);
+        coded += 1.0;
+      }
+      if (squares > 0.0) e[l] = NearestScale(static_cast<float>(std::sqrt(squares / coded)));
+    }
+    middle = e;
+    EncodeTrellisGroup({rows, bits.data(), weight.data()}, z.data(), count, codes.data(), e.data());
   }
 };
 
@@ -150,18 +160,11 @@ TEST(TrellisEncode, FindsTheLeastError) {
       std::vector<float> own(rows);
       for (int i = 0; i < rows; ++i) own[i] = z[i * kLanes + lane];
       const double error = ErrorOf(encoded, bits, weight, z, lane);
-      double squares = 0.0, best = HUGE_VAL;
-      int coded = 0;
-      for (int i = 0; i < rows; ++i) {
-        squares += bits[i] > 0 ? double{own[i]} * own[i] : 0.0;
-        coded += bits[i] > 0;
-      }
-      const int middle = NearestScale(static_cast<float>(std::sqrt(squares / coded)));
-      for (int e = middle - 2; e <= middle + 2; ++e)
+      double best = HUGE_VAL;
+      for (int e = encoded.middle[lane] - 2; e <= encoded.middle[lane] + 2; ++e)
         best = std::min(best, TrellisLeastErrorRef(bits, weight, own, std::exp2((e - 112) / 8.0)));
       // Each of the sums of `rows` squares is rounded; the squares' own roundings are relative to them.
       EXPECT_NEAR(error / best, 1.0, (rows + 8) * 2 * kUnitF32) << lane;
-      EXPECT_EQ(encoded.saturated[lane], 0);
     }
   }
 }
@@ -200,11 +203,12 @@ TEST(TrellisEncode, ZerosSmallAndLarge) {
   EXPECT_EQ(encoded.e[1], 0);
   EXPECT_EQ(encoded.e[2], 255);
   EXPECT_EQ(encoded.e[3], 0);
-  EXPECT_EQ(encoded.saturated[2], 8);
-  EXPECT_EQ(encoded.saturated[0] + encoded.saturated[1] + encoded.saturated[3], 0);
-  for (int i = 0; i < 16; ++i) EXPECT_EQ(encoded.codes[i * kLanes + 1], 0);
+  for (int i = 0; i < 16; ++i) {
+    EXPECT_EQ(encoded.codes[i * kLanes], 0);
+    EXPECT_EQ(encoded.codes[i * kLanes + 1], 0);
+  }
   const std::vector<uint8_t> none(16, 0);
-  EXPECT_EQ(Encoded(none, Ones(16), z, kLanes).e, std::vector<uint8_t>(kLanes, 0));
+  EXPECT_EQ(Encoded(none, Ones(16), z, kLanes).codes, std::vector<uint8_t>(z.size(), 0));
 }
 
 CodecCase Case(const std::string& name, std::vector<std::string> flags, int dk = 64, int dv = 64) {
@@ -214,13 +218,13 @@ CodecCase Case(const std::string& name, std::vector<std::string> flags, int dk =
   return c;
 }
 
-// As many bytes as the plain form, and a quarter less error on the rows that both are made for.
+// As many bytes as the plain form in every page, and less error on the rows that both are made for.
 TEST(Trellis, SameBytesLessError) {
   for (const char* name : {"rot4", "rot3", "rot2", "tc4", "tc3", "tc2.5", "tc2", "tc1.5"}) {
     CodecCase plain_case = Case(name, {}), trellis_case = Case(name, {"trellis"});
     if (FindCodec(name)->rate > 0) {
-      const KvShape shape{1, 4, 2, 64, 64, 64};
-      plain_case.tables = trellis_case.tables = TestTcTables(shape, {.mean = 0.0f, .uneven = 0.9f});
+      plain_case.tables = trellis_case.tables =
+          TestTcTables({1, 4, 2, 64, 64, 64}, {.mean = 0.0f, .uneven = 0.9f});
     }
     CodecHarness plain(plain_case), trellis(trellis_case);
     for (CodecHarness* h : {&plain, &trellis}) {
@@ -229,15 +233,134 @@ TEST(Trellis, SameBytesLessError) {
       ASSERT_FALSE(h->EncodeAll());
     }
     EXPECT_EQ(trellis.codec().traits().id, std::string(name) + ":trellis");
-    int64_t bytes = 0, plain_bytes = 0;
     for (int head = 0; head < 2; ++head) {
-      bytes += trellis.codec().PageSize(0, head).total();
-      plain_bytes += plain.codec().PageSize(0, head).total();
+      EXPECT_EQ(trellis.codec().PageSize(0, head).k, plain.codec().PageSize(0, head).k) << name;
+      EXPECT_EQ(trellis.codec().PageSize(0, head).v, plain.codec().PageSize(0, head).v) << name;
     }
-    EXPECT_EQ(bytes, plain_bytes) << name;
-    EXPECT_LT(KeyError(trellis).mse_ratio(), 0.85 * KeyError(plain).mse_ratio()) << name;
-    EXPECT_LT(ValueError(trellis).mse_ratio(), 0.85 * ValueError(plain).mse_ratio()) << name;
+    // rot's coefficients all have b bits: a quarter less at least. In these tables of tc up to a third of the error is that of
+    // coefficients without bits, which no code changes, and the error is not weighted as the code weighs it.
+    const double share = FindCodec(name)->rate > 0 ? 0.95 : 0.8;
+    EXPECT_LT(KeyError(trellis).mse_ratio(), share * KeyError(plain).mse_ratio()) << name;
+    EXPECT_LT(ValueError(trellis).mse_ratio(), share * ValueError(plain).mse_ratio()) << name;
   }
+}
+
+// Weighted as it is minimised, tc's error falls by a fifth and more on rows that fit its tables: of values in the value domain,
+// where all squares weigh the same.
+TEST(Trellis, WeightedErrorOfTc) {
+  for (const char* name : {"tc4", "tc3", "tc2"}) {
+    double error[2] = {};
+    for (const bool trellis : {false, true}) {
+      CodecCase c =
+          Case(name, trellis ? std::vector<std::string>{"trellis"} : std::vector<std::string>{});
+      c.tables = TestTcTables({1, 4, 2, 64, 64, 64}, {.mean = 0.0f, .uneven = 0.9f});
+      CodecHarness h(c);
+      h.MakeRows(256, 61, 0.0f);
+      ASSERT_FALSE(h.EncodeAll());
+      const TcModel model(c.tables, {1, 4, 2, 64, 64, 64});
+      const TcModel::Bits bits = model.Allocate(FindCodec(name)->rate);
+      for (int head = 0; head < 2; ++head) {
+        for (int64_t block = 1; block < 4; ++block) {
+          const std::vector<float> v = h.Values(block, head);
+          for (int t = 0; t < 64; ++t) {
+            for (int i = 0; i < 64; ++i) {
+              if (bits.values[head][i / 8] == 0) continue;  // the same in both
+              const float y = h.value_rows()[((block * 64 + t) * 2 + head) * 64 + i];
+              error[trellis] += std::pow(double{y} - v[t * 64 + i], 2);
+            }
+          }
+        }
+      }
+    }
+    EXPECT_LT(error[1], 0.8 * error[0]) << name;
+  }
+}
+
+TEST(Trellis, RotReadsAsThePlainReading) {
+  struct {
+    const char* name;
+    int bits;
+    std::vector<std::string> flags;
+    int dk, dv;
+  } const forms[] = {{"rot3", 3, {"trellis"}, 64, 64},
+                     {"rot4", 4, {"g64", "trellis"}, 128, 192},
+                     {"rot3", 3, {"g64", "trellis"}, 100, 80},
+                     {"rot2", 2, {"trellis"}, 192, 100}};
+  for (const auto& form : forms) {
+    CodecHarness h(Case(form.name, form.flags, form.dk, form.dv));
+    ASSERT_TRUE(h.ok()) << h.error();
+    h.MakeRows(192 + 30, 13, 2.0f);
+    h.FreezeState();
+    ASSERT_FALSE(h.EncodeAll());
+    for (const int64_t block : {0, 2, 3}) {
+      const PageView page = h.View(block, 1);
+      RotPageRef ref{form.bits, 64, form.dk, form.dv, form.flags.size() > 1, &h.rope(), h.State(1)};
+      std::vector<float> weights(form.dk);
+      for (int i = 0; i < form.dk; ++i) weights[i] = h.State(1)[form.dk + i / 2];
+      ref.weights = weights.data();
+      ref.trellis = true;
+      const std::vector<double> keys = RotKeysRef(ref, page), values = RotValuesRef(ref, page);
+      const std::vector<float> kt = h.Keys(block, 1), v = h.Values(block, 1);
+      for (int t = 0; t < page.tokens; ++t) {
+        // As in rot_test.cc: numbers up to about 16 through log2(dim) + 8 roundings; values 8 through 4.
+        for (int i = 0; i < form.dk; ++i)
+          ASSERT_NEAR(kt[i * 64 + t], keys[t * form.dk + i], 16 * 16 * kUnitF32) << t << " " << i;
+        for (int i = 0; i < form.dv; ++i)
+          ASSERT_NEAR(v[t * form.dv + i], values[t * form.dv + i], 8 * 4 * kUnitF32) << t;
+      }
+    }
+  }
+}
+
+TEST(Trellis, TcReadsAsThePlainReading) {
+  for (const bool adapt : {false, true}) {
+    for (const auto& [name, dk, dv] : {std::tuple("tc3", 64, 64), std::tuple("tc@2.25", 80, 100)}) {
+      CodecCase c = Case(name, {"trellis"}, dk, dv);
+      if (adapt) c.flags.push_back("adapt");
+      c.tables = TestTcTables({1, 4, 2, dk, dv, 64}, {.mean = 2.0f, .uneven = 0.6f});
+      CodecHarness h(c);
+      ASSERT_TRUE(h.ok()) << h.error();
+      h.MakeRows(adapt ? 600 : 150, 21, 1.0f);
+      h.FreezeState();
+      ASSERT_FALSE(h.EncodeAll());
+      EXPECT_EQ(h.codec().traits().id, std::string(name) + (adapt ? ":adapt:trellis" : ":trellis"));
+      const TcModel model(c.tables, {1, 4, 2, dk, dv, 64});
+      const TcModel::Bits bits = model.Allocate(ParseTcRate(name));
+      TcPageRef ref;
+      ref.rope = &h.rope();
+      ref.key = model.Key(0, 1), ref.value = model.Value(0, 1);
+      ref.key_bits = bits.keys[1], ref.value_bits = bits.values[1];
+      ref.state = h.State(1);
+      ref.trellis = true;
+      const PageView page = h.View(adapt ? 9 : 2, 1);
+      const std::vector<double> keys = TcKeysRef(ref, page), values = TcValuesRef(ref, page);
+      const std::vector<float> kt = h.Keys(adapt ? 9 : 2, 1);
+      std::vector<float> v = h.Values(adapt ? 9 : 2, 1), unit(dk * dk, 0.0f);
+      for (int i = 0; i < dk; ++i) unit[i * dk + i] = 1.0f;
+      h.codec().PrepareQuery(0, 1, ref.state, unit.data(), dk, unit.data());
+      h.codec().FinishOutput(0, 1, v.data(), page.tokens);
+      // What tc_test.cc derives for the plain form, for rows below 16: chains of dim products through the basis and its inverse,
+      // whose condition is (1 + uneven) / (1 - uneven) = 4; and with adapt U, whose rounding to fp16 keys see twice.
+      const double tolerance =
+          4 * (dk + 4) * kUnitF32 * 16 * 4 * std::sqrt(dk) + (adapt ? 2 * kUnitF16 * 16 * 4 : 0.0);
+      for (int t = 0; t < page.tokens; ++t) {
+        for (int i = 0; i < dk; ++i) {
+          double score = 0.0;
+          for (int j = 0; j < dk; ++j) score += double{unit[i * dk + j]} * kt[j * 64 + t];
+          ASSERT_NEAR(score, keys[t * dk + i], tolerance) << name << " " << t << " " << i;
+        }
+        for (int i = 0; i < dv; ++i)
+          ASSERT_NEAR(v[t * dv + i], values[t * dv + i], tolerance) << name << " " << t << " " << i;
+      }
+    }
+  }
+}
+
+TEST(Trellis, Names) {
+  EXPECT_NE(CodecHarness(Case("rot8", {"trellis"})).error().find("trellis"), std::string::npos);
+  EXPECT_EQ(CodecHarness(Case("rot3", {"trellis", "g64"})).codec().traits().id, "rot3:g64:trellis");
+  EXPECT_EQ(CodecHarness(Case("tc@2.3", {"static", "trellis"})).codec().traits().id,
+            "tc@2.3:trellis");
 }
 
 }  // namespace
