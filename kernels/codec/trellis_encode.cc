@@ -153,11 +153,19 @@ void TraceBack(const Path& path, const uint8_t* back, int lane, int vector, uint
   }
 }
 
-// Tries every gain of every vector, as many at a time as there are lanes: one vector alone is one search, not five.
-void ChooseGains(const Path& path, const float* z, int count, uint8_t* e, float* error) {
+// The best gain of each vector so far.
+struct Choice {
+  float error[kLanes];
+  int lane[kLanes] = {};  // of the search that found it
+};
+
+// Tries every gain of every vector, as many at a time as there are lanes. back: as in Search, for few vectors alone, whose gains
+// all fit into one search.
+void ChooseGains(const Path& path, const float* z, int count, uint8_t* e, Choice& best,
+                 uint8_t* back) {
   uint8_t middle[kLanes];
   std::copy_n(e, kLanes, middle);
-  std::fill_n(error, kLanes, HUGE_VALF);
+  std::fill_n(best.error, kLanes, HUGE_VALF);
   Trial trial;
   float found[kLanes];
   for (int n = 0; n < kGains * count; ++n) {
@@ -167,29 +175,39 @@ void ChooseGains(const Path& path, const float* z, int count, uint8_t* e, float*
       trial.e[trial.count++] = static_cast<uint8_t>(std::clamp(byte, 1, 255));
     }
     if (trial.count == 0 || (trial.count < kLanes && n + 1 < kGains * count)) continue;
-    Search(path, z, trial, found, nullptr);
+    Search(path, z, trial, found, back);
     for (int l = 0; l < trial.count; ++l) {
       const int v = trial.vector[l];
-      if (!(found[l] < error[v])) continue;
+      if (!(found[l] < best.error[v])) continue;
       e[v] = trial.e[l];
-      error[v] = found[l];
+      best.error[v] = found[l];
+      best.lane[v] = l;
     }
     trial.count = 0;
   }
 }
 
-void CodeAll(const Path& path, const float* z, int count, const uint8_t* e, uint8_t* codes) {
-  const auto back = std::make_unique_for_overwrite<uint8_t[]>(path.back_bytes);
+// One more search, a lane a vector, at the gains that were chosen.
+void SearchAgain(const Path& path, const float* z, int count, const uint8_t* e, Choice& best,
+                 uint8_t* back) {
   Trial trial;
-  float error[kLanes];
   for (int v = 0; v < count; ++v) {
     if (e[v] == 0) continue;
+    best.lane[v] = trial.count;
     trial.vector[trial.count] = static_cast<uint8_t>(v);
     trial.e[trial.count++] = e[v];
   }
-  if (trial.count == 0) return;
-  Search(path, z, trial, error, back.get());
-  for (int l = 0; l < trial.count; ++l) TraceBack(path, back.get(), l, trial.vector[l], codes);
+  float error[kLanes];
+  if (trial.count > 0) Search(path, z, trial, error, back);
+}
+
+float ErrorOfZeros(const Path& path, const TrellisGroup& group, const float* z, int vector) {
+  float sum = 0.0f;
+  for (int n = 0; n < path.count; ++n) {
+    const float x = z[path.row[n] * kLanes + vector];
+    sum += group.weight[path.row[n]] * (x * x);
+  }
+  return sum;
 }
 
 }  // namespace
@@ -200,17 +218,17 @@ void EncodeTrellisGroup(const TrellisGroup& group, const float* z, int count, ui
   Path path;
   MakePath(group, path);
   if (path.count == 0) return;
-  float error[kLanes];
-  ChooseGains(path, z, count, e, error);
+  const auto back = std::make_unique_for_overwrite<uint8_t[]>(path.back_bytes);
+  const bool once = kGains * count <= kLanes;  // a token that comes alone: half the work
+  Choice best;
+  ChooseGains(path, z, count, e, best, once ? back.get() : nullptr);
   for (int v = 0; v < count; ++v) {
-    float zeros = 0.0f;
-    for (int n = 0; n < path.count; ++n) {
-      const float x = z[path.row[n] * kLanes + v];
-      zeros += group.weight[path.row[n]] * (x * x);
-    }
-    if (error[v] >= zeros) e[v] = 0;
+    if (best.error[v] >= ErrorOfZeros(path, group, z, v)) e[v] = 0;
   }
-  CodeAll(path, z, count, e, codes);
+  if (!once) SearchAgain(path, z, count, e, best, back.get());
+  for (int v = 0; v < count; ++v) {
+    if (e[v] > 0) TraceBack(path, back.get(), best.lane[v], v, codes);
+  }
 }
 
 }  // namespace kvring
