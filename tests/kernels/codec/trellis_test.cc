@@ -6,10 +6,12 @@
 #include <random>
 #include <tuple>
 
+#include "kernels/attention.h"
 #include "kernels/codec/lloyd_max.h"
 #include "kernels/codec/tc_bits.h"
 #include "kernels/codec/trellis_encode.h"
 #include "kernels/codec/trellis_stream.h"
+#include "kernels/packed_queries.h"
 #include "kernels/ref/codec_ref.h"
 #include "kernels/ref/tc_ref.h"
 #include "kernels/ref/trellis_ref.h"
@@ -353,6 +355,22 @@ TEST(Trellis, TcReadsAsThePlainReading) {
           ASSERT_NEAR(v[t * dv + i], values[t * dv + i], tolerance) << name << " " << t << " " << i;
       }
     }
+  }
+}
+
+// Streams have no form for the integer dot products of AttendPacked: tiles are decoded instead.
+TEST(Trellis, IsReadAsTiles) {
+  const std::vector<float> q(64, 1.0f);
+  const std::vector<int64_t> positions = {0};
+  for (const bool trellis : {false, true}) {
+    CodecCase c = Case("rot3", {"no-mean", "no-balance"});
+    if (trellis) c.flags.push_back("trellis");
+    CodecHarness h(c);
+    AttendArgs args;
+    args.positions = positions;
+    args.raw_q = args.packed_q = q.data();
+    PackedQueries queries;
+    EXPECT_EQ(h.codec().PreparePacked(args, queries), !trellis);
   }
 }
 
