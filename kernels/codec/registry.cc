@@ -9,14 +9,15 @@
 namespace kvring {
 namespace {
 
-constexpr const char* kRotFlags = "no-mean,no-balance,g64";
+constexpr const char* kRotFlags = "no-mean,no-balance,g64,trellis";
+constexpr const char* kRot8Flags = "no-mean,no-balance,g64";
 constexpr const char* kGroupedFlags = "post-rope";
 // Those of tables (nuq_rules.h) in the order of table ids, then those of run time.
 constexpr const char* kNuqFlags =
     "post-rope,token-keys,channel-values,cap,qnorm,fisher,unweighted,no-sinks,"
     "exact,token,paper,int,nf,sinks0,sinks1,sinks5";
 
-constexpr const char* kTcFlags = "static,adapt";
+constexpr const char* kTcFlags = "static,adapt,trellis";
 
 constexpr CodecRow TcRow(const char* name, const char* summary, int rate) {
   return {name, summary, kTcFlags, MakeTc, rate / 100, 0, /*calibrated=*/true, rate};
@@ -24,7 +25,7 @@ constexpr CodecRow TcRow(const char* name, const char* summary, int rate) {
 
 constexpr CodecRow kCodecs[] = {
     {"rot4", "4.1 bits: rotated keys and values, no calibration (default)", kRotFlags, MakeRot, 4},
-    {"rot8", "8.1 bits: as rot4, practically exact", kRotFlags, MakeRot, 8},
+    {"rot8", "8.1 bits: as rot4, practically exact", kRot8Flags, MakeRot, 8},
     {"rot3", "3.1 bits: as rot4", kRotFlags, MakeRot, 3},
     {"rot2", "2.1 bits: as rot4", kRotFlags, MakeRot, 2},
     {"f16", "16 bits: IEEE half precision", "", MakeF16, 16},

@@ -5,8 +5,10 @@
 // Page, B slots, b bits, G = ceil(d / 64) scale groups with g64, else 1:
 //   K part: codes u32 [WordRows(dk, b)][B] (rows are coefficients), scale bytes e [G][B]
 //   V part: codes u32 [WordRows(B, b)][dv] (rows are slots),        scale bytes e [G][B]
-// Options: no-mean (mu = 0), no-balance (w = 1), g64 (one scale per 64 coefficients).
+// Options: no-mean (mu = 0), no-balance (w = 1), g64 (one scale per 64 coefficients), trellis: codes as streams of a trellis
+// code (trellis_stream.h), as many bits of them; in either part streams u8 [B][bytes of a stream] in place of the words.
 #include <algorithm>
+#include <optional>
 
 #include "kernels/codec/bit_words.h"
 #include "kernels/codec/codec_util.h"
@@ -15,6 +17,8 @@
 #include "kernels/codec/page_angles.h"
 #include "kernels/codec/rot_reader.h"
 #include "kernels/codec/rot_state.h"
+#include "kernels/codec/trellis_encode.h"
+#include "kernels/codec/trellis_stream.h"
 
 namespace kvring {
 namespace {
@@ -25,7 +29,8 @@ constexpr int kGroup = 64;  // coefficients a scale with g64
 struct Side {
   int dim = 0;
   int groups = 1;
-  int64_t word_bytes = 0, bytes = 0;
+  int64_t word_bytes = 0, bytes = 0;     // codes, all
+  std::optional<TrellisStream> trellis;  // in place of words
 
   int GroupRows(int group) const {
     return groups == 1 ? dim : std::min(kGroup, dim - group * kGroup);
@@ -39,6 +44,14 @@ Side MakeSide(int dim, int64_t word_bytes, bool grouped, int block) {
   side.word_bytes = word_bytes;
   side.bytes = word_bytes + static_cast<int64_t>(side.groups) * block;
   return side;
+}
+
+// The side's codes on a trellis.
+void UseTrellis(Side& side, int bits, int block) {
+  side.trellis.emplace(std::vector<uint8_t>(side.dim, static_cast<uint8_t>(bits)),
+                       side.groups == 1 ? side.dim : kGroup);
+  side.word_bytes = side.trellis->bytes() * block;
+  side.bytes = side.word_bytes + static_cast<int64_t>(side.groups) * block;
 }
 
 // Vectors on their way into pages: one a lane.
@@ -68,6 +81,10 @@ class RotCodec final : public Codec {
                         block_)),
         reader_(ReaderOptions(options)) {
     const bool has_state = state_.floats() > 0;
+    if (HasFlag(options, "trellis")) {
+      UseTrellis(key_, row.bits, block_);
+      UseTrellis(value_, row.bits, block_);
+    }
     traits_.id = CanonicalId(row, options);
     traits_.k_scope = has_state ? ParamScope::kPrefix : ParamScope::kToken;
     traits_.sink_tokens = kRotSinks;
@@ -96,7 +113,7 @@ class RotCodec final : public Codec {
 
   Error Encode(const EncodeArgs& args) const override;
   bool PreparePacked(const AttendArgs& args, PackedQueries& queries) const override {
-    if (StateFloats() > 0 && args.state == nullptr) return false;
+    if (key_.trellis || (StateFloats() > 0 && args.state == nullptr)) return false;
     return reader_.Prepare(args, state_.Mean(args.state), queries);
   }
   bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
@@ -115,6 +132,7 @@ class RotCodec final : public Codec {
   void EncodeValues(const EncodeArgs& args, Batch& batch) const;
   void GatherKey(const EncodeArgs& args, const float* base, int slot, int head, int lane,
                  Batch& batch) const;
+  void EncodeGroup(const Side& side, int group, Batch& batch) const;
   void EncodeBatch(const EncodeArgs& args, const Side& side, Batch& batch, bool keys) const;
   void StoreLane(const EncodeArgs& args, const Side& side, int lane, bool keys, Batch& batch) const;
 
@@ -206,12 +224,22 @@ void RotCodec::EncodeValues(const EncodeArgs& args, Batch& batch) const {
   EncodeBatch(args, value_, batch, false);
 }
 
+// Codes and scales of the coefficients of one scale.
+void RotCodec::EncodeGroup(const Side& side, int group, Batch& batch) const {
+  const int row = group * kGroup, rows = side.GroupRows(group);
+  const float* const y = batch.y + row * kLanes;
+  uint8_t* const codes = batch.codes + row * kLanes;
+  EncodeLanes(table_, y, rows, codes, batch.e, batch.saturated);
+  if (!side.trellis) return;
+  const std::vector<float> ones(rows, 1.0f);
+  EncodeTrellisGroup({rows, side.trellis->bits().data() + row, ones.data()}, y, batch.count, codes,
+                     batch.e);
+}
+
 void RotCodec::EncodeBatch(const EncodeArgs& args, const Side& side, Batch& batch,
                            bool keys) const {
   for (int group = 0; group < side.groups; ++group) {
-    const int row = group * kGroup;
-    EncodeLanes(table_, batch.y + row * kLanes, side.GroupRows(group), batch.codes + row * kLanes,
-                batch.e, batch.saturated);
+    EncodeGroup(side, group, batch);
     for (int lane = 0; lane < batch.count; ++lane) {
       const int64_t vector = batch.first + lane;
       const int slot = args.first + static_cast<int>(vector / shape_.kv_heads);
@@ -232,7 +260,9 @@ void RotCodec::StoreLane(const EncodeArgs& args, const Side& side, int lane, boo
   const int64_t vector = batch.first + lane;
   const int64_t slot = args.first + vector / shape_.kv_heads;
   uint8_t* const page = args.pages[vector % shape_.kv_heads];
-  if (keys) {
+  if (side.trellis) {
+    side.trellis->Put(column, 1, page + (keys ? 0 : key_.bytes) + slot * side.trellis->bytes());
+  } else if (keys) {
     PackColumn(column, side.dim, table_.bits, slot, block_, page);
   } else {
     PackRow(column, side.dim, table_.bits, slot, page + key_.bytes);
@@ -262,6 +292,12 @@ void RotCodec::DecodeKeys(int layer, int, const float* state, const PageView& pa
   for (int group = 0; group < key_.groups; ++group) {
     const uint8_t* const e = page.packed + key_.word_bytes + static_cast<int64_t>(group) * block_;
     const int64_t row = static_cast<int64_t>(group) * kGroup;
+    if (key_.trellis) {
+      for (int t = sinks; t < page.tokens; ++t) scale[t] = ScaleValue(e[t]);
+      key_.trellis->AddKeys(page.packed, static_cast<int>(row), key_.GroupRows(group), block_,
+                            scale.data(), kt + row * block_);
+      continue;
+    }
     for (int t = sinks; t < page.tokens; ++t) scale[t] = ScaleValue(e[t]) * table_.unit;
     AddLevels(page.packed + WordBytes(row, block_, table_.bits), table_.bits, key_.GroupRows(group),
               block_, table_.level.data(), scale.data(), kt + row * block_);
@@ -276,6 +312,13 @@ void RotCodec::DecodeValues(int, int, const float*, const PageView& page, float*
   map.level = table_.level.data();
   for (int group = 0; group < value_.groups; ++group) {
     const uint8_t* const e = part + value_.word_bytes + static_cast<int64_t>(group) * block_;
+    if (value_.trellis) {
+      const std::vector<float> ones(value_.dim, 1.0f);
+      for (int t = 0; t < page.tokens; ++t) scale[t] = ScaleValue(e[t]);
+      value_.trellis->ReadValues(part, group * kGroup, value_.GroupRows(group), page.tokens,
+                                 scale.data(), ones.data(), value_.dim, v + group * kGroup);
+      continue;
+    }
     for (int t = 0; t < page.tokens; ++t) scale[t] = ScaleValue(e[t]) * table_.unit;
     UnpackArgs args{part + group * kGroup * 4, table_.bits, page.tokens,
                     value_.GroupRows(group),   shape_.dv,   shape_.dv};

@@ -7,6 +7,9 @@
 //   V part: the same of values
 // A gain byte e stands for 2^((e - 112) / 8), 0 for zeros; a coefficient decodes to mean + gain * number[code] * sqrt(lambda).
 //
+// `trellis` keeps the codes as streams of a trellis code instead (trellis_stream.h), as many bits of them: in either part
+// streams u8 [B][bytes of a stream], then the gain bytes.
+//
 // `adapt` turns the basis to the sequence (tc_adapt.h): z = (y U) / sqrt(lambda'); `static` says that it is not.
 //
 // The value domain is y, without the division by sqrt(lambda): exact rows are fp16 there, and y keeps the size of v (A is
@@ -14,6 +17,7 @@
 // In y the rounding is relative to what the loss sees of a value.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "kernels/codec/codec_util.h"
 #include "kernels/codec/lloyd_max.h"
@@ -23,6 +27,8 @@
 #include "kernels/codec/tc_levels.h"
 #include "kernels/codec/tc_model.h"
 #include "kernels/codec/tc_planes.h"
+#include "kernels/codec/trellis_encode.h"
+#include "kernels/codec/trellis_stream.h"
 
 namespace kvring {
 namespace {
@@ -32,17 +38,28 @@ constexpr int kMaxDim = 512;
 // What one side of one (layer, head) needs while it runs; views into the tables but for what is derived.
 struct Side {
   TcSide table;
-  std::vector<uint8_t> bits;         // [classes]
-  std::vector<int64_t> class_begin;  // [classes] offset of a class in the side's part
-  std::vector<float> scale;          // [padded dim] sqrt(lambda), zeros beyond dim
-  std::vector<float> inverse_scale;  // [dim]
-  std::vector<float> to_query;       // keys: [dim][dim], transpose of the inverse
+  std::vector<uint8_t> bits;             // [classes]
+  std::vector<int64_t> class_begin;      // [classes] offset of a class in the side's part
+  std::vector<float> scale;              // [padded dim] sqrt(lambda), zeros beyond dim
+  std::vector<float> inverse_scale;      // [dim]
+  std::vector<float> to_query;           // keys: [dim][dim], transpose of the inverse
+  std::optional<TrellisStream> trellis;  // instead of classes
+  int64_t gains = 0;                     // offset of the gain bytes in the side's part
   int64_t bytes = 0;
 
   int dim() const { return table.dim; }
   int groups() const { return TcGroups(table.dim); }
   int classes() const { return static_cast<int>(bits.size()); }
 };
+
+// The side's codes on a trellis.
+void UseTrellis(Side& side, int block) {
+  std::vector<uint8_t> bits(side.dim());
+  for (int i = 0; i < side.dim(); ++i) bits[i] = side.bits[i / kTcClass];
+  side.trellis.emplace(bits, kTcGroup);
+  side.gains = side.trellis->bytes() * block;
+  side.bytes = side.gains + int64_t{side.groups()} * block;
+}
 
 Side MakeSide(const TcSide& table, std::vector<uint8_t> bits, int block, bool keys) {
   Side side;
@@ -120,10 +137,16 @@ class TcCodec final : public Codec {
             MakeSide(model->Value(layer, head), std::move(bits.values[i]), block_, false));
       }
     }
+    if (HasFlag(options, "trellis")) {
+      for (auto* sides : {&keys_, &values_}) {
+        for (Side& side : *sides) UseTrellis(side, block_);
+      }
+    }
     if (HasFlag(options, "adapt"))
       adapt_ = std::make_unique<const TcAdapt>(model, shape_, options.rope);
     model_ = model;  // keeps the tables
-    traits_.id = std::string(row.name) + (adapt_ ? ":adapt" : "");
+    traits_.id = std::string(row.name) + (adapt_ ? ":adapt" : "") +
+                 (HasFlag(options, "trellis") ? ":trellis" : "");
     traits_.k_scope = traits_.v_scope = adapt_ ? ParamScope::kPrefix : ParamScope::kModel;
     traits_.prefix_tokens = adapt_ ? kTcPrefix : 0;
     traits_.sink_tokens = kTcSinks;
@@ -272,6 +295,18 @@ void TcCodec::GatherValues(const EncodeArgs& args, int head, Batch& batch) const
   }
 }
 
+// Codes and gains of the coefficients of one gain. weight: [dim].
+void EncodeGroup(const Side& side, const float* weight, int group, Batch& batch) {
+  const int row = group * kTcGroup, rows = std::min(kTcGroup, side.dim() - row);
+  const float* const z = batch.z + row * kLanes;
+  uint8_t* const codes = batch.codes + row * kLanes;
+  EncodeTcGroup({rows, &side.bits[row / kTcClass], weight + row}, z, codes, batch.e,
+                batch.saturated);
+  if (!side.trellis) return;
+  EncodeTrellisGroup({rows, side.trellis->bits().data() + row, weight + row}, z, batch.count, codes,
+                     batch.e);
+}
+
 void TcCodec::EncodeBatch(const EncodeArgs& args, const Side& side, const TcTurn& turn,
                           Batch& batch, bool keys, uint8_t* part) const {
   float weight[kMaxDim];
@@ -281,16 +316,21 @@ void TcCodec::EncodeBatch(const EncodeArgs& args, const Side& side, const TcTurn
   }
   std::fill_n(batch.codes, side.classes() * kTcClass * kLanes, uint8_t{0});
   for (int group = 0; group < side.groups(); ++group) {
-    const int row = group * kTcGroup;
-    EncodeTcGroup({std::min(kTcGroup, side.dim() - row), &side.bits[row / kTcClass], weight + row},
-                  batch.z + row * kLanes, batch.codes + row * kLanes, batch.e, batch.saturated);
+    EncodeGroup(side, weight, group, batch);
     for (int lane = 0; lane < batch.count; ++lane) {
       const int slot = batch.first + lane;
-      part[group * block_ + slot] = batch.e[lane];
+      part[side.gains + group * block_ + slot] = batch.e[lane];
       const bool sink =
           args.block_begin + slot < kTcSinks;  // read exact: what its code lost counts for nothing
       if (args.saturated != nullptr && !sink) *args.saturated += batch.saturated[lane];
     }
+  }
+  if (side.trellis) {
+    for (int lane = 0; lane < batch.count; ++lane) {
+      side.trellis->Put(batch.codes + lane, kLanes,
+                        part + (batch.first + lane) * side.trellis->bytes());
+    }
+    return;
   }
   for (int c = 0; c < side.classes(); ++c) {
     for (int lane = 0; lane < batch.count; ++lane) {
@@ -326,7 +366,14 @@ void TcCodec::DecodeKeys(int layer, int head, const float* state, const PageView
     const float inverse = turn.basis == nullptr ? side.inverse_scale[i] : 1.0f / turn.deviation[i];
     for (int t = 0; t < block_; ++t) kt[i * block_ + t] *= inverse;
   }
-  for (int c = 0; c < side.classes(); ++c) {
+  for (int group = 0; side.trellis && group < side.groups(); ++group) {
+    const int row = group * kTcGroup;
+    for (int t = sinks; t < page.tokens; ++t)
+      scale[t] = ScaleValue(page.packed[side.gains + group * block_ + t]);
+    side.trellis->AddKeys(page.packed, row, std::min(kTcGroup, side.dim() - row), block_,
+                          scale.data(), kt + row * block_);
+  }
+  for (int c = 0; !side.trellis && c < side.classes(); ++c) {
     if (c * kTcClass % kTcGroup == 0) {  // the next gain; zero for sinks and unused slots
       const uint8_t* const e = page.packed + c * kTcClass / kTcGroup * block_;
       for (int t = sinks; t < page.tokens; ++t) scale[t] = ScaleValue(e[t]);
@@ -348,7 +395,14 @@ void TcCodec::DecodeValues(int layer, int head, const float* state, const PageVi
   std::vector<float> factor = side.scale;
   if (turn.basis != nullptr) std::copy_n(turn.deviation, side.dim(), factor.begin());
   float* const out = wide.empty() ? v : wide.data();
-  for (int c = 0; c < side.classes(); ++c) {
+  for (int group = 0; side.trellis && group < side.groups(); ++group) {
+    const int row = group * kTcGroup;
+    for (int t = 0; t < page.tokens; ++t)
+      scale[t] = ScaleValue(part[side.gains + group * block_ + t]);
+    side.trellis->ReadValues(part, row, std::min(kTcGroup, side.dim() - row), page.tokens,
+                             scale.data(), factor.data() + row, padded, out + row);
+  }
+  for (int c = 0; !side.trellis && c < side.classes(); ++c) {
     if (c * kTcClass % kTcGroup == 0) {
       const uint8_t* const e = part + c * kTcClass / kTcGroup * block_;
       for (int t = 0; t < page.tokens; ++t) scale[t] = ScaleValue(e[t]);

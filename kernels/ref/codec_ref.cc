@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/ref/trellis_ref.h"
+
 namespace kvring {
 namespace {
 
@@ -85,10 +87,34 @@ std::vector<double> Apply(const std::vector<double>& matrix, const std::vector<d
   return y;
 }
 
-int64_t RotKeyBytes(const RotPageRef& form) {
-  const int groups = form.grouped ? (form.dk + 63) / 64 : 1;
-  return BytesOfWords(form.dk, form.block_tokens, form.bits) + int64_t{groups} * form.block_tokens;
-}
+// Codes of one side of a rot page: where they are and how many bytes they take.
+struct RotSideRef {
+  const RotPageRef& form;
+  int dim;
+  bool keys;
+
+  std::vector<uint8_t> Each() const { return std::vector<uint8_t>(dim, form.bits); }
+  int GroupRows() const { return form.grouped ? 64 : dim; }
+  int64_t CodeBytes() const {
+    if (form.trellis) return TrellisBytesRef(Each(), GroupRows()) * form.block_tokens;
+    return keys ? BytesOfWords(dim, form.block_tokens, form.bits)
+                : BytesOfWords(form.block_tokens, dim, form.bits);
+  }
+  int64_t Bytes() const {
+    return CodeBytes() + (dim + GroupRows() - 1) / GroupRows() * form.block_tokens;
+  }
+  // The number of coefficient i of slot t at scale 1.
+  double Number(const uint8_t* part, int t, int i) const {
+    if (form.trellis) {
+      const uint8_t* const stream = part + t * TrellisBytesRef(Each(), GroupRows());
+      return TrellisNumberRef(Each(), GroupRows(), stream, i);
+    }
+    return LevelRef(form.bits, keys ? ReadCode(part, form.block_tokens, form.bits, i, t)
+                                    : ReadCode(part, dim, form.bits, t, i));
+  }
+};
+
+int64_t RotKeyBytes(const RotPageRef& form) { return RotSideRef{form, form.dk, true}.Bytes(); }
 
 // mu or a sink row in the query domain.
 std::vector<double> KeyShift(const RotPageRef& form, const PageView& page, int t,
@@ -200,14 +226,14 @@ std::vector<double> RotationMatrix(int dim) {
 
 std::vector<double> RotKeysRef(const RotPageRef& form, const PageView& page) {
   const std::vector<double> rotation = RotationMatrix(form.dk);
-  const uint8_t* const e = page.packed + BytesOfWords(form.dk, form.block_tokens, form.bits);
+  const RotSideRef side{form, form.dk, true};
+  const uint8_t* const e = page.packed + side.CodeBytes();
   std::vector<double> keys;
   for (int t = 0; t < page.tokens; ++t) {
     std::vector<double> key = KeyShift(form, page, t, rotation);
     for (int i = 0; t >= page.sinks && i < form.dk; ++i) {
       const int group = form.grouped ? i / 64 : 0;
-      const int code = ReadCode(page.packed, form.block_tokens, form.bits, i, t);
-      key[i] += ScaleRef(e[group * form.block_tokens + t]) * LevelRef(form.bits, code);
+      key[i] += ScaleRef(e[group * form.block_tokens + t]) * side.Number(page.packed, t, i);
     }
     keys.insert(keys.end(), key.begin(), key.end());
   }
@@ -215,16 +241,16 @@ std::vector<double> RotKeysRef(const RotPageRef& form, const PageView& page) {
 }
 
 std::vector<double> RotValuesRef(const RotPageRef& form, const PageView& page) {
-  const uint8_t* const words = page.packed + RotKeyBytes(form);
-  const uint8_t* const e = words + BytesOfWords(form.block_tokens, form.dv, form.bits);
+  const RotSideRef side{form, form.dv, false};
+  const uint8_t* const part = page.packed + RotKeyBytes(form);
+  const uint8_t* const e = part + side.CodeBytes();
   std::vector<double> values;
   for (int t = 0; t < page.tokens; ++t) {
     for (int i = 0; i < form.dv; ++i) {
       const int group = form.grouped ? i / 64 : 0;
       const double scale = ScaleRef(e[group * form.block_tokens + t]);
-      values.push_back(
-          t < page.sinks ? HalfToFloat(page.sink_v[t * page.sink_v_stride + i])
-                         : scale * LevelRef(form.bits, ReadCode(words, form.dv, form.bits, t, i)));
+      values.push_back(t < page.sinks ? HalfToFloat(page.sink_v[t * page.sink_v_stride + i])
+                                      : scale * side.Number(part, t, i));
     }
   }
   return values;

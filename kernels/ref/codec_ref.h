@@ -21,6 +21,7 @@ struct RotPageRef {
   const RopeTable* rope = nullptr;
   const float* mean = nullptr;     // [dk], null: none
   const float* weights = nullptr;  // [dk], by channel; null: ones
+  bool trellis = false;
 };
 
 // Keys in the query domain [tokens][dk], T (w o RoPE(mu)) + code, sinks T (w o k); values in the value domain [tokens][dv].

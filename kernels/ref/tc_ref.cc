@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "kernels/ref/trellis_ref.h"
+
 namespace kvring {
 namespace {
 
@@ -60,15 +62,33 @@ std::vector<double> TimesTransposed(const std::vector<double>& x, const float* m
   return y;
 }
 
+std::vector<uint8_t> BitsOfCoefficients(const std::vector<uint8_t>& bits, int dim) {
+  std::vector<uint8_t> each(dim);
+  for (int i = 0; i < dim; ++i) each[i] = bits[i / 8];
+  return each;
+}
+
+// TcCoefficientRef of a part with trellis codes.
+double TrellisCoefficientRef(const std::vector<uint8_t>& each, const uint8_t* part, int block,
+                             int slot, int i) {
+  const int64_t bytes = TrellisBytesRef(each, 64);
+  const int e = part[bytes * block + i / 64 * block + slot];
+  const double number = TrellisNumberRef(each, 64, part + slot * bytes, i);
+  return e == 0 ? 0.0 : std::exp2((e - 112) / 8.0) * number;
+}
+
 // A packed slot in the domain of y. state: of this side, [dim][dim] basis then [dim] deviations, or null.
 std::vector<double> CodedRef(const TcSide& side, const std::vector<uint8_t>& bits,
-                             const uint8_t* part, int block, int slot, bool key,
-                             const float* state) {
+                             const uint8_t* part, int block, int slot, bool key, const float* state,
+                             bool trellis) {
+  const std::vector<uint8_t> each = BitsOfCoefficients(bits, side.dim);
   std::vector<double> y(side.dim);
   for (int i = 0; i < side.dim; ++i) {
     const double deviation =
         state == nullptr ? std::sqrt(double{side.lambda[i]}) : state[side.dim * side.dim + i];
-    y[i] = TcCoefficientRef(bits, part, block, slot, i, key) * deviation;
+    y[i] = (trellis ? TrellisCoefficientRef(each, part, block, slot, i)
+                    : TcCoefficientRef(bits, part, block, slot, i, key)) *
+           deviation;
   }
   return state == nullptr ? y : TimesTransposed(y, state);
 }
@@ -87,8 +107,9 @@ std::vector<double> RotatedMean(const TcPageRef& form, int64_t position) {
   return x;
 }
 
-int64_t PartBytes(int dim, const std::vector<uint8_t>& bits, int block) {
+int64_t PartBytes(int dim, const std::vector<uint8_t>& bits, int block, bool trellis) {
   int64_t bytes = (dim + 63) / 64 * block;
+  if (trellis) return bytes + TrellisBytesRef(BitsOfCoefficients(bits, dim), 64) * block;
   for (const int b : bits) bytes += int64_t{b} * block;
   return bytes;
 }
@@ -121,8 +142,8 @@ std::vector<double> TcKeysRef(const TcPageRef& form, const PageView& page) {
       for (int i = 0; i < form.key.dim; ++i)
         key[i] = HalfToFloat(page.sink_k[t * page.sink_k_stride + i]);
     } else {
-      const std::vector<double> y =
-          CodedRef(form.key, form.key_bits, page.packed, form.block_tokens, t, true, form.state);
+      const std::vector<double> y = CodedRef(form.key, form.key_bits, page.packed,
+                                             form.block_tokens, t, true, form.state, form.trellis);
       const std::vector<double> mean = RotatedMean(form, page.begin + t);
       key = Times(y, form.key.inverse);
       for (int i = 0; i < form.key.dim; ++i) key[i] += mean[i];
@@ -134,7 +155,8 @@ std::vector<double> TcKeysRef(const TcPageRef& form, const PageView& page) {
 
 std::vector<double> TcValuesRef(const TcPageRef& form, const PageView& page) {
   const int dim = form.value.dim, dk = form.key.dim;
-  const uint8_t* const part = page.packed + PartBytes(dk, form.key_bits, form.block_tokens);
+  const uint8_t* const part =
+      page.packed + PartBytes(dk, form.key_bits, form.block_tokens, form.trellis);
   const float* const state = form.state == nullptr ? nullptr : form.state + dk * dk + dk;
   std::vector<double> values;
   for (int t = 0; t < page.tokens; ++t) {
@@ -142,7 +164,8 @@ std::vector<double> TcValuesRef(const TcPageRef& form, const PageView& page) {
     if (t < page.sinks) {
       for (int i = 0; i < dim; ++i) y[i] = HalfToFloat(page.sink_v[t * page.sink_v_stride + i]);
     } else {
-      y = CodedRef(form.value, form.value_bits, part, form.block_tokens, t, false, state);
+      y = CodedRef(form.value, form.value_bits, part, form.block_tokens, t, false, state,
+                   form.trellis);
     }
     const std::vector<double> value = Times(y, form.value.inverse);
     for (int i = 0; i < dim; ++i) values.push_back(value[i] + form.value.mean[i]);

@@ -18,6 +18,7 @@ struct TcPageRef {
   std::vector<uint8_t> key_bits, value_bits;  // [classes]
   // adapt: state of the sequence for this head, [dk][dk], [dk], [dv][dv], [dv] (tc_adapt.h); null: none.
   const float* state = nullptr;
+  bool trellis = false;
 };
 
 // Keys after RoPE [tokens][dk], sinks as they are: RoPE_n(mu) + z sqrt(lambda) A^-1.

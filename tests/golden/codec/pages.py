@@ -6,6 +6,8 @@ sides have the same numbers; codes that lie within rounding of a border would sh
     python3 pages.py > pages.txt
 """
 import functools
+import pathlib
+import re
 
 import numpy as np
 
@@ -272,6 +274,75 @@ def tc_page(k, v, rate):
     return tc_side(keys, key_bits, True) + tc_side(v[BLOCK:] / TC_DEVIATION, value_bits, False)
 
 
+# Trellis codes. The tables are read from the program: they are data of the format, found by a search, not by a formula.
+@functools.lru_cache(None)
+def trellis_numbers(bits):
+    source = pathlib.Path(__file__).parents[3] / "kernels" / "codec" / "trellis_tables.cc"
+    text = source.read_text()
+    largest = [float(x) for x in re.search(r"kLargest\[\] = \{(.*?)\}", text, re.S)[1].replace("f", "").split(",")]
+    levels = re.findall(r"\{([-\d,\s]+)\}", text[text.index("kLevels"):])
+    return largest[bits - 1] / 127 * np.array([int(x) for x in levels[bits - 1].split(",")])
+
+
+def trellis_path(u, bits, weight):
+    """The least weighted squared error, and the codes: windows of seven bits, the newest on top, zeros before the first."""
+    least, steps = np.full(128, np.inf), []
+    least[0] = 0.0
+    for x, b, w in zip(u, bits, weight):
+        if b == 0:
+            steps.append(None)
+            continue
+        before = least.reshape(-1, 2**b)  # windows that differ in the bits that leave
+        steps.append(before.argmin(axis=1))
+        least = np.tile(before.min(axis=1), 2**b) + w * (x - trellis_numbers(b)) ** 2
+    window, codes = int(least.argmin()), []
+    for b, step in zip(reversed(bits), reversed(steps)):
+        codes.append(window >> (7 - b))
+        if b:
+            kept = window & (2 ** (7 - b) - 1)
+            window = kept << b | int(step[kept])
+    return least.min(), codes[::-1]
+
+
+def trellis_vector(z, bits, weight, middle):
+    """Stream and gain byte."""
+    best = None
+    for e in (middle, middle - 1, middle + 1, middle - 2, middle + 2):
+        error, codes = trellis_path(z / scale_of(e), bits, weight)
+        if best is None or error * scale_of(e) ** 2 < best[0]:
+            best = (error * scale_of(e) ** 2, codes, e)
+    stream, at = 0, 0
+    for code, b in zip(best[1], bits):
+        stream |= code << at
+        at += b
+    return stream.to_bytes((at + 7) // 8, "little"), best[2]
+
+
+def trellis_side(z, bits, weight, middles):
+    coded = [trellis_vector(row, bits, weight, m) for row, m in zip(z, middles)]
+    return b"".join(stream for stream, _ in coded) + bytes(e for _, e in coded)
+
+
+def rot_trellis_page(k, v, q, bits):
+    mu, w = state(k, q)
+    t = rotation()
+    keys = np.array([t @ (w * (k[n] - rope(mu, n))) for n in range(BLOCK, TOKENS)])
+    page = b""
+    for y in (keys, v[BLOCK:]):
+        page += trellis_side(y, [bits] * D, np.ones(D), [encode_vector(row, bits)[1] for row in y])
+    return page
+
+
+def tc_trellis_page(k, v, rate):
+    basis = rotation() * signs(D)
+    keys = np.array([(k[n] - rope(TC_MEAN, n)) @ basis for n in range(BLOCK, TOKENS)]) / TC_DEVIATION
+    page = b""
+    for z, bits in zip((keys, v[BLOCK:] / TC_DEVIATION), tc_bits(rate)):
+        each = [int(b) for b in np.repeat(bits, 8)]
+        page += trellis_side(z, each, TC_DEVIATION**2, [tc_vector(row, bits)[1] for row in z])
+    return page
+
+
 def fnv1a(data):
     h = 0xCBF29CE484222325
     for byte in data:
@@ -295,6 +366,10 @@ def main():
             pages[f"nuq{bits}-{share}%"] = nuq_page(k, v, bits, 1, k_slots, 150)
     for rate in (4, 3, 2.5, 2, 1.5):
         pages[f"tc{rate}"] = tc_page(k, v, rate)
+    for bits in (4, 3, 2):
+        pages[f"rot{bits}:trellis"] = rot_trellis_page(k, v, q, bits)
+    for rate in (4, 3, 2.5, 2, 1.5):
+        pages[f"tc{rate}:trellis"] = tc_trellis_page(k, v, rate)
     for name, page in pages.items():
         print(name, len(page), f"{fnv1a(page):016x}", page[:16].hex())
 

@@ -28,15 +28,30 @@ Subject MakeSubject(const std::string& id) {
   return subject;
 }
 
-// Every row as it is, and the forms of nuq: their bytes and rules differ as much as those of other rows.
+// Every row as it is, and the forms of nuq and the trellis: their bytes and rules differ as much as those of other rows.
 std::vector<Subject> Subjects() {
   std::vector<Subject> subjects;
   for (const CodecRow& row : AllCodecs()) subjects.push_back(MakeSubject(row.name));
-  for (const char* id :
-       {"nuq3-1%:exact", "nuq3-1%:token", "nuq4-0.5%:paper", "nuq2-1%:paper", "nuq3-1%:cap",
-        "nuq2-1%:qnorm", "nuq3-1%:token-keys", "nuq3-1%:channel-values", "nuq3-1%:post-rope",
-        "nuq3-1%:int", "nuq3-1%:nf", "nuq3-1%:post-rope:token-keys", "nuq3:token",
-        "nuq3-1%:channel-values:exact", "nuq3-1%:token-keys:paper"})
+  for (const char* id : {"nuq3-1%:exact",
+                         "nuq3-1%:token",
+                         "nuq4-0.5%:paper",
+                         "nuq2-1%:paper",
+                         "nuq3-1%:cap",
+                         "nuq2-1%:qnorm",
+                         "nuq3-1%:token-keys",
+                         "nuq3-1%:channel-values",
+                         "nuq3-1%:post-rope",
+                         "nuq3-1%:int",
+                         "nuq3-1%:nf",
+                         "nuq3-1%:post-rope:token-keys",
+                         "nuq3:token",
+                         "nuq3-1%:channel-values:exact",
+                         "nuq3-1%:token-keys:paper",
+                         "rot4:trellis",
+                         "rot3:trellis",
+                         "rot2:trellis",
+                         "tc4:trellis",
+                         "tc2.5:trellis"})
     subjects.push_back(MakeSubject(id));
   return subjects;
 }
