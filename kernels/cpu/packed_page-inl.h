@@ -220,6 +220,11 @@ struct PageStep {
 
   void AddValues(int64_t r) const {
     const F32 d;
+    if (rows.o != nullptr && alpha[0][r] != 1.0f) {
+      float* const exact = rows.partial.o + (group_first + r) * form.dv;
+      for (int64_t i = 0; i < form.dv; i += static_cast<int64_t>(hn::Lanes(d)))
+        hn::StoreU(hn::Mul(hn::Set(d, alpha[0][r]), hn::LoadU(d, exact + i)), d, exact + i);
+    }
     float* const o = (rows.o == nullptr ? rows.partial.o : rows.o) + (group_first + r) * form.dv;
     const int32_t* const sums = room.sums + r * form.dv;
     const F32V scale = hn::Set(d, alpha[rows.o == nullptr ? 0 : 1][r]);

@@ -256,7 +256,10 @@ void AddPage(const Form& form, const Levels& levels, const std::array<float, kSl
   const bool apart = values.o != nullptr;
   AddValues(form, levels, p, first, end, round, apart ? Exp2(*values.m - m) : alpha,
             apart ? values.o : row.o);
-  if (apart) *values.m = m;
+  if (apart) {
+    *values.m = m;
+    for (int i = 0; i < form.dv; ++i) row.o[i] *= alpha;
+  }
   *row.m = m;
   *row.l = *row.l * alpha + TreeSum(sum);
 }

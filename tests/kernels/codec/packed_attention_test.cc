@@ -355,8 +355,9 @@ TEST(PackedAttention, RoundingsAreSmallAndNothingElseChanges) {
     EXPECT_LT(with(true, false, false), 0.02);
     // 15 bits of the sum of |z|: 60 or so / 32767 / sqrt 12, for some of 64 numbers.
     EXPECT_LT(with(false, true, false), 2e-3);
-    // 255 steps of the largest weight, which is five times the root mean square or so: 5 / 255 / sqrt 12.
-    EXPECT_LT(with(false, false, true), 0.01);
+    // 255 steps of the largest weight, which is five times the root mean square or so: 5 / 255 / sqrt 12. The tables of tc have
+    // another mean than the rows: what is weighed is larger than what comes out, by sqrt 2 and more.
+    EXPECT_LT(with(false, false, true), scene.IsTc() ? 0.02 : 0.01);
     EXPECT_LT(with(true, true, true), 0.03);
     args.form = {AttentionMath::kInt8};
     EXPECT_LT(off(), 0.03);
