@@ -27,14 +27,15 @@ HWY_INLINE void ByFours(int64_t rows, const Call& call) {
   if (rows - r == 1) call.template operator()<1>(r);
 }
 
-// Codes of classes (packed_page-inl.h).
+// Codes of classes (packed_page-inl.h); kOne: of a single scale a side, the common case, whose loops are then none.
+template <bool kOne>
 struct ClassedCodes {
-  static constexpr int kMaxGroups = kPackedMaxDim / kPackedGainRows, kMaxTerms = kMaxGroups + 1;
+  static constexpr int kMaxGroups = kOne ? 1 : kPackedMaxDim / kPackedGainRows;
   static constexpr int kOrder = 4;
   static constexpr bool kSteps = true;
   static constexpr int TermScale(int term) { return PackedForm::TermScale(term); }
-  int terms() const { return room.terms; }
-  int groups() const { return room.groups; }
+  int terms() const { return kOne ? 2 : room.terms; }
+  int groups() const { return kOne ? 1 : room.groups; }
 
   ClassedCodes(const PackedForm& form, const PackedRoom& room, const PackedQueries& queries,
                bool fused)
@@ -142,7 +143,10 @@ struct ClassedCodes {
 
 void AttendClassPageImpl(const PackedForm& form, const PackedPage& page, const PackedPage* next,
                          const PackedRows& rows, PackedScratch& scratch) {
-  StepThroughPage<ClassedCodes>(form, page, next, rows, scratch);
+  const PackedRoom& room = scratch.room;
+  if (room.terms == 2 && room.groups == 1)
+    return StepThroughPage<ClassedCodes<true>>(form, page, next, rows, scratch);
+  StepThroughPage<ClassedCodes<false>>(form, page, next, rows, scratch);
 }
 
 }  // namespace kvring::HWY_NAMESPACE

@@ -39,7 +39,7 @@ HWY_INLINE void UnpackBits(int bits, const DotArgs& t, int64_t lanes, uint32_t* 
 
 // Codes of one width (packed_page-inl.h).
 struct WordCodes {
-  static constexpr int kMaxTerms = 1, kMaxGroups = 1, kOrder = 0;
+  static constexpr int kMaxGroups = 1, kOrder = 0;
   static constexpr bool kSteps = false;
   static constexpr int TermScale(int) { return 0; }
   static constexpr int terms() { return 1; }

@@ -48,7 +48,7 @@ struct PackedForm {
   // Integer sums of a key, and kinds of weights of a value: those that any class with bits belongs to.
   int Terms() const {
     const int classes = Coded(k_bits, dk);
-    return bits > 0 || classes <= 2 ? 1 : 2 + (classes - 1) / kGroup;
+    return bits > 0 ? 1 : 2 + std::max(0, classes - 1) / kGroup;
   }
   int Groups() const {
     return bits > 0 ? 1 : std::max(1, (Coded(v_bits, dv) + kGroup - 1) / kGroup);

@@ -12,6 +12,7 @@
 #endif
 
 #include <cstdint>
+#include <utility>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/attend_packed.h"
@@ -171,48 +172,88 @@ HWY_INLINE void FetchClass(const uint8_t* planes, int bits, int64_t next) {
 }
 
 #if KVRING_VNNI
-template <int R>
-struct KeyClassSums {
-  static constexpr int kVectors = kPackedBlock / 16;
-  I32V sum[R][kVectors];
+HWY_INLINE I32V AddProducts(I32V sum, U32V codes, U32V bytes) {
+  return I32V{_mm512_dpbusd_epi32(sum.raw, codes.raw, bytes.raw)};
+}
 
-  // a: [R][lda] two words a class, this one's first.
-  template <int kBits>
-  HWY_INLINE void Add(const uint8_t* planes, const ClassLevels& levels, const uint32_t* a,
-                      int64_t lda) {
-    const U32V table = ClassCodes<kBits>::Table(levels.level[kBits], 0x80808080u);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const ClassCodes<kBits> codes(planes, 16 * v);
-      const U32V even = codes.template Get<0>(table), odd = codes.template Get<1>(table);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const U32V x = hn::Set(U32(), a[r * lda]), y = hn::Set(U32(), a[r * lda + 1]);
-        sum[r][v].raw = _mm512_dpbusd_epi32(sum[r][v].raw, even.raw, x.raw);
-        sum[r][v].raw = _mm512_dpbusd_epi32(sum[r][v].raw, odd.raw, y.raw);
-      }
-    }
-  }
-};
+// Sums of a key's slots in registers: [R][4]. Places in arrays are written out (packs, no loops), so that the compiler keeps
+// all sums in registers across classes of unlike widths.
+inline constexpr int kKeyVectors = kPackedBlock / 16;
+template <int R>
+using KeySums = I32V[R * kKeyVectors];
+
+template <int kBits, int R, int v, size_t... r>
+HWY_INLINE void AddKeySlots(const uint8_t* planes, U32V table, const uint32_t* a, int64_t lda,
+                            KeySums<R>& sum, std::index_sequence<r...>) {
+  const ClassCodes<kBits> codes(planes, 16 * v);
+  const U32V even = codes.template Get<0>(table), odd = codes.template Get<1>(table);
+  ((sum[r * kKeyVectors + v] =
+        AddProducts(AddProducts(sum[r * kKeyVectors + v], even, hn::Set(U32(), a[r * lda])), odd,
+                    hn::Set(U32(), a[r * lda + 1]))),
+   ...);
+}
+
+// a: [R][lda] two words a class, this one's first.
+template <int kBits, int R>
+HWY_INLINE void AddKeyClass(const uint8_t* planes, const ClassLevels& levels, const uint32_t* a,
+                            int64_t lda, KeySums<R>& sum) {
+  const U32V table = ClassCodes<kBits>::Table(levels.level[kBits], 0x80808080u);
+  constexpr std::make_index_sequence<R> kRows;
+  AddKeySlots<kBits, R, 0>(planes, table, a, lda, sum, kRows);
+  AddKeySlots<kBits, R, 1>(planes, table, a, lda, sum, kRows);
+  AddKeySlots<kBits, R, 2>(planes, table, a, lda, sum, kRows);
+  AddKeySlots<kBits, R, 3>(planes, table, a, lda, sum, kRows);
+}
+
+template <int R, size_t... i>
+HWY_INLINE void StartKeys(const int32_t* q_sum, KeySums<R>& sum, std::index_sequence<i...>) {
+  ((sum[i] = hn::Set(I32(), -q_sum[i / kKeyVectors])), ...);
+}
+
+template <int R, size_t... i>
+HWY_INLINE void StoreKeys(const KeySums<R>& sum, int32_t* out, int64_t ldo,
+                          std::index_sequence<i...>) {
+  (hn::StoreU(sum[i], I32(), out + i / kKeyVectors * ldo + i % kKeyVectors * 16), ...);
+}
 
 // out [R][ldo]: 64 sums of the classes' levels with a [R][lda], from -q_sum on.
 template <int R>
 HWY_NOINLINE void ClassKeyDot(const ClassArgs& t, const uint32_t* a, int64_t lda,
                               const int32_t* q_sum, int32_t* out, int64_t ldo) {
-  KeyClassSums<R> sums;
-  for (int r = 0; r < R; ++r)
-    for (I32V& sum : sums.sum[r]) sum = hn::Set(I32(), -q_sum[r]);
+  constexpr std::make_index_sequence<R * kKeyVectors> kAll;
+  const ClassLevels& levels = *t.levels;
+  KeySums<R> sum;
+  StartKeys<R>(q_sum, sum, kAll);
   const uint8_t* planes = t.planes;
-  for (int c = t.begin; c < t.end; ++c) {
+  a += 2 * t.begin;
+  for (int c = t.begin; c < t.end; ++c, a += 2) {
     const int bits = t.bits[c];
     FetchClass(planes, bits, t.next);
-    WithBits(bits, [&]<int kBits>()
-                       HWY_ATTR { sums.template Add<kBits>(planes, *t.levels, a + 2 * c, lda); });
+    switch (bits) {
+      case 1:
+        AddKeyClass<1, R>(planes, levels, a, lda, sum);
+        break;
+      case 2:
+        AddKeyClass<2, R>(planes, levels, a, lda, sum);
+        break;
+      case 3:
+        AddKeyClass<3, R>(planes, levels, a, lda, sum);
+        break;
+      case 4:
+        AddKeyClass<4, R>(planes, levels, a, lda, sum);
+        break;
+      case 5:
+        AddKeyClass<5, R>(planes, levels, a, lda, sum);
+        break;
+      case 6:
+        AddKeyClass<6, R>(planes, levels, a, lda, sum);
+        break;
+      default:
+        break;
+    }
     planes += PlaneBytes(bits);
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < sums.kVectors; ++v)
-      hn::StoreU(sums.sum[r][v], I32(), out + r * ldo + 16 * v);
+  StoreKeys<R>(sum, out, ldo, kAll);
 }
 
 // Sums of one class over the slots of a page: pairs [R][stride] of [8][16] weights as ClassPairs makes them, out [R][ldo] of

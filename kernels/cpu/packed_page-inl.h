@@ -3,7 +3,8 @@
 // the first-level cache. Online softmax in base 2 as in attend_tile.cc. Included once per Highway target.
 //
 // Codes says how codes meet queries and weights:
-//   kMaxTerms, kMaxGroups; terms(), groups()   integer sums of a key, kinds of weights of a value
+//   terms(), TermScale(term)                   integer sums of a key, and the scale of each
+//   groups(), kMaxGroups                       kinds of weights of a value
 //   kOrder                                     of weights, as StoreInOrder takes it (0: the form's bits)
 //   KeyStep(queries, row, term)                what a unit of a sum stands for, but for the key's scale
 //   Unpack(page)                               levels of a page, before rows that are not fused
