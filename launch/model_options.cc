@@ -18,8 +18,7 @@ void AddModelFlags(CLI::App& app, ModelFlags& flags) {
       ->capture_default_str();
   app.add_option("--attention-math", flags.attention_math,
                  "how packed keys and values are read: tile (decoded to fp32), int8 (codes of rot "
-                 "and tc by "
-                 "integer dot products; other codecs by tiles)")
+                 "and tc by integer dot products; other codecs by tiles)")
       ->capture_default_str();
   app.add_option("--visibility", flags.visibility,
                  "what queries see of recent keys: exact-cell, packed, teacher, exact-chunk")

@@ -8,6 +8,7 @@
 #include "kvstore/codec_spec.h"
 #include "tests/support/model_run.h"
 #include "tests/support/nuq_tables.h"
+#include "tests/support/tc_tables.h"
 
 namespace kvring {
 namespace {
@@ -30,7 +31,9 @@ const TestModel& Model() {
 std::vector<int32_t> Prompt(int64_t tokens) { return RandomIds(tokens, 0, 256, 11); }
 
 std::shared_ptr<const CodecTables> TablesFor(const std::string& codec) {
-  return NeedsCalibration(codec) ? TestNuqTables(Model().config.kv_shape(64)) : nullptr;
+  if (!NeedsCalibration(codec)) return nullptr;
+  const KvShape shape = Model().config.kv_shape(64);
+  return codec.rfind("tc", 0) == 0 ? TestTcTables(shape, {.uneven = 0.9f}) : TestNuqTables(shape);
 }
 
 void ExpectSame(const GreedyRun& a, const GreedyRun& b, const std::string& what) {
@@ -77,9 +80,10 @@ TEST_P(InvarianceTest, RanksChunksAndCompanyChangeNothing) {
 
 // The same where rot's pages are read by integer dot products.
 TEST(Int8AttentionTest, RanksChunksAndCompanyChangeNothing) {
-  for (const char* codec : {"rot4", "rot2"}) {
+  for (const char* codec : {"rot4", "rot2", "tc3", "tc2:adapt"}) {
     GreedyOptions base;
     base.codec = codec;
+    base.tables = TablesFor(codec);
     base.attention.math = AttentionMath::kInt8;
     base.chunk = 1 << 20;
     const std::vector<int32_t> prompt = Prompt(1200);
