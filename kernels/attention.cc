@@ -121,7 +121,7 @@ void AttendExactRows(const AttendArgs& args, const PageView& page, int64_t first
 void AttendPages(const AttendArgs& all_args, AttendScratch& scratch,
                  const SoftmaxPartial& partial) {
   AttendArgs args = all_args;
-  scratch.packed.ahead = nullptr;  // of another call: the same addresses may hold other numbers
+  scratch.packed.Forget();
   if (args.form.math != AttentionMath::kTile && args.prepared == nullptr &&
       args.codec->PreparePacked(args, scratch.queries)) {
     args.prepared = &scratch.queries;
@@ -131,6 +131,7 @@ void AttendPages(const AttendArgs& all_args, AttendScratch& scratch,
   for (const PageView& page : args.pages) {
     if (page.tokens > 0) AttendPage(args, page, scratch, partial);
   }
+  if (scratch.packed.turned) args.codec->FinishPacked(args, scratch, partial);
 }
 
 }  // namespace kvring

@@ -161,6 +161,11 @@ class Codec {
     return false;
   }
 
+  // Once after the last page of a call: brings what AttendPacked kept apart in the scratch (PackedScratch::turned) into
+  // `partial`.
+  virtual void FinishPacked(const AttendArgs& args, AttendScratch& scratch,
+                            const SoftmaxPartial& partial) const {}
+
   // Decoded tiles of a page, fp32. Slots from page.tokens on are zeros; sinks replace the slots they belong to.
   // kt: [dk][block_tokens] (keys as columns), query domain. v: [block_tokens][dv], value domain.
   virtual void DecodeKeys(int layer, int head, const float* state, const PageView& page,

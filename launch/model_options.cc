@@ -16,10 +16,9 @@ void AddModelFlags(CLI::App& app, ModelFlags& flags) {
   app.add_option("-m,--model", flags.model, "model file (GGUF)")->required();
   app.add_option("--math", flags.math, "products of linear layers: auto, f32, bf16, int8")
       ->capture_default_str();
-  app.add_option(
-         "--attention-math", flags.attention_math,
-         "how packed keys and values are read: tile (decoded to fp32), int8 (rot's codes by "
-         "integer dot products; other codecs by tiles)")
+  app.add_option("--attention-math", flags.attention_math,
+                 "how packed keys and values are read: tile (decoded to fp32), int8 (codes of rot "
+                 "and tc by integer dot products; other codecs by tiles)")
       ->capture_default_str();
   app.add_option("--visibility", flags.visibility,
                  "what queries see of recent keys: exact-cell, packed, teacher, exact-chunk")

@@ -23,6 +23,9 @@ class PageTurns {
   // turn [2][stride]: cos, sin of position begin + (block - 1) / 2, begin a multiple of the block. False, and nothing written, beyond the tables:
   // from page 2^20 on (their angles would leave what SinCos covers).
   bool Turn(int64_t begin, float* turn) const;
+  bool Covers(int64_t begin) const {
+    return begin / block_ < int64_t{1} << (kBits[0] + kBits[1] + kBits[2]);
+  }
 
   // 32767 times cosines and sines of offsets k + 1/2, k < block / 2: [stride / 2][2][block / 2][2], planes 2 g and 2 g + 1 a
   // pair. A cosine belongs to both offsets, a sine to the later one and with the other sign to the earlier.

@@ -1,36 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/codec/rot_reader.h"
 
-#include <algorithm>
-
-#include "kernels/codec/lloyd_max.h"
-#include "kernels/ref/codec_ref.h"
+#include "kernels/ref/packed_attention.h"
 
 namespace kvring {
-namespace {
-
-// Rows [first, last) over the sinks of a page alone, as exact rows.
-void AttendSinks(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-                 AttendScratch& scratch, const SoftmaxPartial& partial) {
-  PageView sinks = page;
-  sinks.packed = nullptr;
-  sinks.exact_k = page.sink_k;
-  sinks.exact_v = page.sink_v;
-  sinks.exact_k_stride = page.sink_k_stride;
-  sinks.exact_v_stride = page.sink_v_stride;
-  sinks.tokens = std::min(page.sinks, page.tokens);
-  AttendExactRows(args, sinks, first, last, scratch, partial);
-}
-
-// The page after this one in the same call, when it has codes.
-const PageView* NextPage(const AttendArgs& args, const PageView& page) {
-  const PageView* const next = &page + 1;
-  const PageView* const begin = args.pages.data();
-  if (&page < begin || next >= begin + args.pages.size() || next->packed == nullptr) return nullptr;
-  return next;
-}
-
-}  // namespace
 
 RotReader::RotReader(const RotReaderOptions& options)
     : options_(options),
@@ -44,6 +17,7 @@ bool RotReader::Prepare(const AttendArgs& args, const float* mean, PackedQueries
   const int64_t rows = static_cast<int64_t>(args.positions.size());
   QuantizeQueries(options_.form, args.packed_q, rows, queries);
   queries.planes = queries.stride = 0;
+  queries.value_basis.clear();
   if (mean != nullptr) TurnQueries(*options_.rope[args.layer], mean, args.raw_q, rows, queries);
   return true;
 }
@@ -64,50 +38,21 @@ void RotReader::AttendPlain(const AttendArgs& args, const PageView& page, int64_
   AttendPackedRef(form, *turns_[args.layer], rows, partial.Slice(first, last - first));
 }
 
-PackedPage RotReader::Page(const AttendArgs& args, const PageView& view, const float* turn) const {
-  PackedPage page;
-  page.k_words = view.packed;
-  page.k_scales = view.packed + options_.k_word_bytes;
-  page.v_words = view.packed + options_.k_bytes;
-  page.v_scales = page.v_words + options_.v_word_bytes;
-  page.cosines = turns_[args.layer]->cosines();
-  page.turn = turn;
-  page.begin = view.begin;
-  page.first = std::min(view.sinks, view.tokens);
-  page.tokens = view.tokens;
-  if (const PageView* after = NextPage(args, view)) page.next = after->packed - view.packed;
-  return page;
-}
-
 bool RotReader::Attend(const AttendArgs& args, const PageView& view, int64_t first, int64_t last,
                        const float* mean, AttendScratch& scratch,
                        const SoftmaxPartial& partial) const {
   if (args.prepared == nullptr) return false;
-  alignas(64) float turn[2][2 * kMaxCodeRows];
   const PageTurns& turns = *turns_[args.layer];
-  const bool biased = args.prepared->planes > 0;
-  if (!scratch.packed.Holds(view.packed, first, last - first) && biased &&
-      !turns.Turn(view.begin, turn[0]))
-    return false;
   if (args.form.math == AttentionMath::kPlainInt8) {
+    if (!turns.Covers(view.begin)) return false;
     AttendPlain(args, view, first, last, mean, partial);
     return true;
   }
-  if (view.sinks > 0) AttendSinks(args, view, first, last, scratch, partial);
-  PackedRows rows;
-  rows.queries = args.prepared;
-  rows.first = first;
-  rows.rows = last - first;
-  rows.positions = args.positions.data() + first;
-  rows.scores = args.scores;
-  rows.partial = partial.Slice(first, last - first);
-  const PageView* next = rows.rows <= kFusedRows ? NextPage(args, view) : nullptr;
-  if (next != nullptr && biased && !turns.Turn(next->begin, turn[1])) next = nullptr;
-  PackedPage after;
-  if (next != nullptr) after = Page(args, *next, turn[1]);
-  AttendPackedPage(options_.form, Page(args, view, turn[0]), next == nullptr ? nullptr : &after,
-                   rows, scratch.packed);
-  return true;
+  const PackedReading reading{
+      options_.form,
+      {0, options_.k_word_bytes, options_.k_bytes, options_.k_bytes + options_.v_word_bytes},
+      &turns};
+  return AttendPackedView(reading, args, view, first, last, scratch, partial);
 }
 
 }  // namespace kvring

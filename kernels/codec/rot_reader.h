@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
-#include "kernels/codec/page_turns.h"
-#include "kernels/cpu/attend_packed.h"
+#include "kernels/codec/packed_reader.h"
 
 namespace kvring {
 
@@ -33,7 +32,6 @@ class RotReader {
               const float* mean, AttendScratch& scratch, const SoftmaxPartial& partial) const;
 
  private:
-  PackedPage Page(const AttendArgs& args, const PageView& view, const float* turn) const;
   void AttendPlain(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
                    const float* mean, const SoftmaxPartial& partial) const;
 

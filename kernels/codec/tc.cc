@@ -27,6 +27,7 @@
 #include "kernels/codec/tc_levels.h"
 #include "kernels/codec/tc_model.h"
 #include "kernels/codec/tc_planes.h"
+#include "kernels/codec/tc_reader.h"
 #include "kernels/codec/trellis_encode.h"
 #include "kernels/codec/trellis_stream.h"
 
@@ -129,6 +130,8 @@ class TcCodec final : public Codec {
         angles_(MakePageAngles(options.rope, block_)) {
     const auto model = std::make_shared<const TcModel>(options.tables, shape_);
     TcModel::Bits bits = model->Allocate(row.rate);
+    if (!HasFlag(options, "trellis"))
+      reader_ = std::make_unique<const TcReader>(model, bits, shape_, options.rope);
     for (int layer = 0; layer < shape_.layers; ++layer) {
       for (int head = 0; head < shape_.kv_heads; ++head) {
         const size_t i = keys_.size();
@@ -175,6 +178,18 @@ class TcCodec final : public Codec {
   void PrepareQuery(int layer, int head, const float* state, const float* raw_q, int64_t rows,
                     float* packed_q) const override;
   Error Encode(const EncodeArgs& args) const override;
+  bool PreparePacked(const AttendArgs& args, PackedQueries& queries) const override {
+    if (reader_ == nullptr || (adapt_ && args.state == nullptr)) return false;
+    return reader_->Prepare(args, ValueTurn(args.state), queries);
+  }
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch& scratch, const SoftmaxPartial& partial) const override {
+    return reader_ != nullptr && reader_->Attend(args, page, first, last, scratch, partial);
+  }
+  void FinishPacked(const AttendArgs& args, AttendScratch& scratch,
+                    const SoftmaxPartial& partial) const override {
+    reader_->Finish(args, scratch, partial);
+  }
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;
   void DecodeValues(int layer, int head, const float* state, const PageView& page,
@@ -198,8 +213,9 @@ class TcCodec final : public Codec {
   int block_;
   std::vector<std::shared_ptr<const PageAngles>> angles_;  // [layers]
   std::shared_ptr<const TcModel> model_;
-  std::unique_ptr<const TcAdapt> adapt_;  // null: the calibrated basis as it is
-  std::vector<Side> keys_, values_;       // [layers * kv_heads]
+  std::unique_ptr<const TcAdapt> adapt_;    // null: the calibrated basis as it is
+  std::vector<Side> keys_, values_;         // [layers * kv_heads]
+  std::unique_ptr<const TcReader> reader_;  // null: pages are read as tiles
   CodecTraits traits_;
 };
 

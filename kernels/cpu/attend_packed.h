@@ -4,35 +4,80 @@
 // Integer sums are exact in any order; float steps are the same for every row. So a row's bits depend on the row and the
 // page alone, and are equal on all instruction sets with fused multiply-add. Private to kernels/.
 //
-// score(row, n) = s_n unit q_scale <q8, level[code_n]> + bias(n); w_n = p_n s_n; u_n = round(w_n 255 / max w);
+// One width (rot): score(row, n) = s_n unit q_scale <q8, level[code_n]> + bias(n); w_n = p_n s_n; u_n = round(w_n 255 / max w);
 // o += max w / 255 unit <u, level[code]>. Weights below 2^-100 of the row's largest add nothing.
+//
+// Classes (tc): 8 coefficients each, of 0 to 6 bits, and a scale s_g a token and 64 coefficients. Units of the levels are part
+// of the query, whose first 16 coefficients have a step of their own: score = bias + sum over terms of s_g(term) q_scale(term)
+// <q8, level>, the terms being coefficients 0..15, 16..63, 64..127 and so on. Weights w_n,g = p_n s_n,g are rounded by group;
+// o_i += max w_g / 255 value_step_i <u_g, level_i>.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "kernels/attention.h"
 #include "kernels/packed_queries.h"
 
 namespace kvring {
 
-inline constexpr int kPackedBlock = 64;  // slots of a page that is read this way
+inline constexpr int kPackedBlock = 64;     // slots of a page that is read this way
+inline constexpr int kPackedClass = 8;      // coefficients of a class
+inline constexpr int kPackedGainRows = 64;  // coefficients of a scale
+inline constexpr int kPackedMaxDim = 512;
+inline constexpr float kNoLogit = -std::numeric_limits<float>::infinity();  // of a row without keys
 
-// What all pages of a codec share. Codes of a side: u32 words as in kernels/codec/bit_words.h.
+// Levels of classes by bits.
+struct ClassLevels {
+  float unit[7];
+  alignas(64) int8_t level[7][64];  // repeating after 2^bits
+};
+
+// What all pages of a codec, or of one (layer, head), share. One width: codes of a side are u32 words as in
+// kernels/codec/bit_words.h. Classes: planes as in kernels/codec/tc_planes.h.
 struct PackedForm {
-  int bits = 0;  // 2, 3, 4 or 8
+  int bits = 0;  // 2, 3, 4 or 8; 0: classes
   int dk = 0, dv = 0;
   float unit = 1.0f;              // of the levels
   const int8_t* level = nullptr;  // [16], repeating; at 8 bits the code is the level
+  // Classes: bits of each, 0..6, and their levels.
+  const uint8_t *k_bits = nullptr, *v_bits = nullptr;  // [dk / 8], [dv / 8]
+  const ClassLevels* levels = nullptr;
+
+  // Integer sums of a key, and kinds of weights of a value: those that any class with bits belongs to.
+  int Terms() const {
+    const int classes = Coded(k_bits, dk);
+    return bits > 0 ? 1 : 2 + std::max(0, classes - 1) / kGroup;
+  }
+  int Groups() const {
+    return bits > 0 ? 1 : std::max(1, (Coded(v_bits, dv) + kGroup - 1) / kGroup);
+  }
+  // Classes [TermBegin, TermEnd) of a term, its scale among those of a token and its step among those of a query.
+  int TermBegin(int term) const { return term == 0 ? 0 : term == 1 ? 2 : kGroup * (term - 1); }
+  int TermEnd(int term) const { return std::min(dk / kPackedClass, term == 0 ? 2 : kGroup * term); }
+  static constexpr int TermScale(int term) { return std::max(0, term - 1); }
+  static constexpr int TermStep(int term) { return std::min(1, term); }
+
+ private:
+  static constexpr int kGroup = kPackedGainRows / kPackedClass;
+  // Classes up to the last one that has bits.
+  static int Coded(const uint8_t* class_bits, int dim) {
+    int count = class_bits == nullptr ? 0 : dim / kPackedClass;
+    while (count > 0 && class_bits[count - 1] == 0) --count;
+    return count;
+  }
 };
 
 // True when the codes of this form come apart in whole words.
 bool PackedFormFits(const PackedForm& form);
 
 struct PackedPage {
-  const uint8_t* k_words = nullptr;   // [dk * bits / 32][64]
-  const uint8_t* k_scales = nullptr;  // [64] scale bytes: 0 is zero, else 2^((e - 112) / 8)
-  const uint8_t* v_words = nullptr;   // [64 * bits / 32][dv]
-  const uint8_t* v_scales = nullptr;  // [64]
+  // One width: [dk * bits / 32][64]; classes: their planes, 64 bits bytes a class.
+  const uint8_t* k_words = nullptr;
+  const uint8_t* k_scales = nullptr;  // [groups][64] scale bytes: 0 is zero, else 2^((e - 112) / 8)
+  const uint8_t* v_words = nullptr;   // [64 * bits / 32][dv], or planes
+  const uint8_t* v_scales = nullptr;  // [groups][64]
   int64_t next = 0;                   // bytes from this page to the one read next, 0: unknown
   // 32767 times cosines and sines of offsets k + 1/2 from the page's middle, k < 32: [stride / 2][2][32][2], two planes a
   // pair.
@@ -49,6 +94,8 @@ struct PackedRows {
   const int64_t* positions = nullptr;  // [rows]
   ScoreSink* scores = nullptr;
   SoftmaxPartial partial;  // of these rows
+  // Where values are summed instead, [rows][dv], and the logit that each row's sum is relative to; null: in `partial`.
+  float *o = nullptr, *o_m = nullptr;
 };
 
 // q: [rows][dk] in the codec's query domain.
@@ -60,11 +107,17 @@ void TurnQueries(const RopeTable& rope, const float* mean, const float* raw_q, i
 
 // Up to this many rows take codes from the page's words (decode); more unpack a page once.
 inline constexpr int64_t kFusedRows = 8;
+// Rows that go through the steps of a page together.
+inline constexpr int64_t kPackedGroup = 12;
 
 // Adds the page's slots [first, tokens) at or before each row's position; rows that see none are not touched.
 // next: the page that the same rows read after this one, if known: with few rows its scores are formed between the steps of
 // this page's softmax, which would wait for itself otherwise. page.turn is not read when the scratch Holds the page.
 void AttendPackedPage(const PackedForm& form, const PackedPage& page, const PackedPage* next,
                       const PackedRows& rows, PackedScratch& scratch);
+
+// What AttendPackedPage calls for forms with classes, when the scratch has room.
+void AttendClassPage(const PackedForm& form, const PackedPage& page, const PackedPage* next,
+                     const PackedRows& rows, PackedScratch& scratch);
 
 }  // namespace kvring

@@ -6,8 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/attention.h"
-#include "kernels/codec/page_turns.h"
+#include "kernels/codec.h"
 
 namespace kvring {
 
@@ -34,12 +33,6 @@ struct RotCodesRef {
   std::vector<uint8_t> k_scale, v_scale;
 };
 RotCodesRef RotPageCodes(const RotPageRef& form, const PageView& page);
-
-// What kernels/cpu/attend_packed.h computes, in plain loops: integers exactly, floats in the order that the fast form keeps on
-// instruction sets with fused multiply-add. Every page of `args` is read packed; sinks as exact rows by the same tile code.
-// args.form says which roundings take place.
-void AttendPackedRef(const RotPageRef& form, const PageTurns& turns, const AttendArgs& args,
-                     const SoftmaxPartial& partial);
 
 struct GroupedPageRef {
   int bits = 0, block_tokens = 64;

@@ -9,9 +9,7 @@ namespace kvring {
 namespace {
 
 // Positive levels of the 1..6 bit tables, as tests/golden/codec/tables.py prints them.
-double LevelRef(int bits, int code) {
-  static const double kUnit[] = {0.0062825556, 0.011893052, 0.0169444544,
-                                 0.0215164533, 0.025675059, 0.0294811124};
+int LevelRef(int bits, int code) {
   static const std::vector<int> kLevels[] = {
       {127},
       {38, 127},
@@ -21,9 +19,7 @@ double LevelRef(int bits, int code) {
       {1,  3,  6,  8,  10, 13, 15, 17, 20, 22, 24, 27, 30, 32, 35,  38,
        40, 43, 46, 49, 53, 56, 60, 64, 68, 73, 78, 84, 91, 99, 110, 127}};
   const int half = 1 << (bits - 1);
-  const int level =
-      code >= half ? kLevels[bits - 1][code - half] : -kLevels[bits - 1][half - 1 - code];
-  return level * kUnit[bits - 1];
+  return code >= half ? kLevels[bits - 1][code - half] : -kLevels[bits - 1][half - 1 - code];
 }
 
 // Where the bits of code r begin in an element of the plane of this width.
@@ -116,11 +112,17 @@ int64_t PartBytes(int dim, const std::vector<uint8_t>& bits, int block, bool tre
 
 }  // namespace
 
-double TcCoefficientRef(const std::vector<uint8_t>& bits, const uint8_t* part, int block, int slot,
-                        int i, bool key) {
+// The largest level, 127 of them, is this many standard deviations; the unit is a number of fp32.
+double TcUnitRef(int bits) {
+  static const float kLargest[] = {0.0f,        0.797884561f, 1.51041756f, 2.15194571f,
+                                   2.73258957f, 3.26073249f,  3.74410127f};
+  return kLargest[bits] / 127.0f;
+}
+
+int TcLevelRef(const std::vector<uint8_t>& bits, const uint8_t* part, int block, int slot, int i,
+               bool key) {
   const int own = bits[i / 8];
-  if (own == 0) return 0.0;
-  const int e = part[i / 64 * block + slot];
+  if (own == 0) return 0;
   const uint8_t* plane = part + (static_cast<int64_t>(bits.size()) * 8 + 63) / 64 * block;
   for (int c = 0; c < i / 8; ++c) plane += int64_t{bits[c]} * block;
   const int element = key ? slot : slot / 8 * 8 + i % 8, r = key ? i % 8 : slot % 8;
@@ -131,7 +133,15 @@ double TcCoefficientRef(const std::vector<uint8_t>& bits, const uint8_t* part, i
     low += width;
     plane += int64_t{width} * block;
   }
-  return e == 0 ? 0.0 : std::exp2((e - 112) / 8.0) * LevelRef(own, code);
+  return LevelRef(own, code);
+}
+
+double TcCoefficientRef(const std::vector<uint8_t>& bits, const uint8_t* part, int block, int slot,
+                        int i, bool key) {
+  const int e = part[i / 64 * block + slot];
+  if (e == 0) return 0.0;
+  return std::exp2((e - 112) / 8.0) * TcLevelRef(bits, part, block, slot, i, key) *
+         TcUnitRef(bits[i / 8]);
 }
 
 std::vector<double> TcKeysRef(const TcPageRef& form, const PageView& page) {

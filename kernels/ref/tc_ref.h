@@ -26,6 +26,11 @@ std::vector<double> TcKeysRef(const TcPageRef& form, const PageView& page);
 // Values as the model made them [tokens][dv], sinks brought back from the value domain.
 std::vector<double> TcValuesRef(const TcPageRef& form, const PageView& page);
 
+// The level of coefficient i of a slot, and what a unit of a class with this many bits stands for; 0 without bits.
+int TcLevelRef(const std::vector<uint8_t>& bits, const uint8_t* part, int block, int slot, int i,
+               bool key);
+double TcUnitRef(int bits);
+
 // The number that coefficient i of a slot stands for, before sqrt(lambda): gain * level; 0 without bits.
 double TcCoefficientRef(const std::vector<uint8_t>& bits, const uint8_t* part, int block, int slot,
                         int i, bool key);

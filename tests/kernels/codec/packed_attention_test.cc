@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention by integer dot products on the packed pages of `rot`: the same bits as the plain form on every instruction set
+// Attention by integer dot products on the packed pages of `rot` and `tc`: the same bits as the plain form on every instruction set
 // with fused multiply-add, whatever the company of a row; near to what the decoded numbers give.
 #define HWY_WANT_AVX3_DL  // the newest x86 target is attainable here too
 
@@ -10,7 +10,9 @@
 
 #include "kernels/attention.h"
 #include "kernels/codec/lloyd_max.h"
-#include "kernels/ref/codec_ref.h"
+#include "kernels/codec/tc_bits.h"
+#include "kernels/codec/tc_model.h"
+#include "kernels/ref/packed_attention.h"
 #include "tests/kernels/codec/codec_harness.h"
 #include "tests/kernels/simd_targets.h"
 #include "tests/support/numeric.h"
@@ -50,6 +52,25 @@ class PackedScene {
     harness_.codec().PrepareQuery(0, 1, harness_.State(1), raw_q_.data(), rows(), packed_q_.data());
   }
 
+  // The plain form over all pages.
+  std::vector<float> Plain() {
+    const AttendArgs args = Args();
+    std::vector<float> storage(static_cast<size_t>(PartialFloats(rows(), args.dv)), 1.0f);
+    const SoftmaxPartial partial = PartialAt(storage.data(), rows(), args.dv);
+    MakeEmpty(partial);
+    const PageTurns turns(*args.rope, 64);
+    if (!IsTc()) {
+      AttendPackedRef(Form(), turns, args, partial);
+      return storage;
+    }
+    const TcPageRef form = TcForm();
+    std::vector<float> o(static_cast<size_t>(rows() * args.dv), 0.0f);
+    std::vector<float> o_m(static_cast<size_t>(rows()), -INFINITY);
+    AttendPackedRef(form, turns, args, partial, o.data(), o_m.data());
+    if (form.state != nullptr) FinishTcPackedRef(form, o.data(), o_m.data(), partial);
+    return storage;
+  }
+
   AttendArgs Args(int64_t first = 0, int64_t count = -1) const {
     AttendArgs args;
     args.codec = &harness_.codec();
@@ -77,6 +98,15 @@ class PackedScene {
     return form;
   }
 
+  bool IsTc() const { return c_.codec.name[0] == 't'; }
+  TcPageRef TcForm() {
+    const CodecCase& c = c_.codec;
+    const KvShape shape{1, c.query_heads, c.kv_heads, c.dk, c.dv, c.block};
+    model_ = std::make_unique<TcModel>(c.tables, shape);
+    const TcModel::Bits bits = model_->Allocate(ParseTcRate(c.name));
+    return {c.block,      &harness_.rope(), model_->Key(0, 1), model_->Value(0, 1),
+            bits.keys[1], bits.values[1],   harness_.State(1)};
+  }
   bool HasMean() const {
     return std::find(c_.codec.flags.begin(), c_.codec.flags.end(), "no-mean") ==
            c_.codec.flags.end();
@@ -93,6 +123,7 @@ class PackedScene {
   std::vector<int64_t> positions_;
   std::vector<float> raw_q_, packed_q_;
   std::vector<Half> sink_k_, sink_v_;
+  std::unique_ptr<TcModel> model_;
 };
 
 std::vector<float> Attend(const AttendArgs& args) {
@@ -112,9 +143,28 @@ PackedCase Case(const std::string& name, int dk = 64, int dv = 64, int group = 2
   return c;
 }
 
+// tc with directions of unlike weight, so that classes of every width and of none occur.
+PackedCase TcCase(const std::string& name, int dk = 64, int dv = 64, int group = 2,
+                  bool adapt = false) {
+  PackedCase c = Case(name, dk, dv, group);
+  const KvShape shape{1, c.codec.query_heads, c.codec.kv_heads, dk, dv, 64};
+  c.codec.tables = TestTcTables(shape, {.mean = 1.0f, .uneven = 0.97f});
+  if (!adapt) return c;
+  c.codec.flags = {"adapt"};
+  c.length = 700, c.first = 690;
+  return c;
+}
+
 // Every row of a whole prompt: rows that see a sink or two, part of a page, all.
 PackedCase WholePrompt(const std::string& name) {
   PackedCase c = Case(name);
+  c.length = c.count = 200;
+  c.first = 0;
+  return c;
+}
+
+PackedCase WholeTcPrompt() {
+  PackedCase c = TcCase("tc3");
   c.length = c.count = 200;
   c.first = 0;
   return c;
@@ -141,6 +191,15 @@ std::vector<PackedCase> Cases() {
   for (int group : {1, 3, 4, 5, 8, 13}) cases.push_back(Case("rot4", 64, 64, group));
   cases.push_back(WholePrompt("rot4"));
   cases.push_back(FarAway());
+  for (const char* name : {"tc4", "tc3", "tc2", "tc@1.2", "tc@5.5"}) {
+    for (auto [dk, dv] : {std::pair{64, 64}, {128, 128}, {16, 48}, {80, 112}, {256, 64}})
+      cases.push_back(TcCase(name, dk, dv));
+  }
+  for (int group : {1, 3, 4, 5, 7, 13}) {
+    cases.push_back(TcCase("tc3", 64, 64, group));
+    cases.push_back(TcCase("tc2.5", 64, 128, group, true));
+  }
+  cases.push_back(WholeTcPrompt());
   return cases;
 }
 
@@ -178,10 +237,7 @@ TEST(PackedAttention, HasTheBitsOfThePlainForm) {
     PackedScene scene(c);
     const AttendArgs args = scene.Args();
     const int64_t rows = scene.rows();
-    std::vector<float> want(static_cast<size_t>(PartialFloats(rows, args.dv)), 1.0f);
-    MakeEmpty(PartialAt(want.data(), rows, args.dv));
-    AttendPackedRef(scene.Form(), PageTurns(*args.rope, 64), args,
-                    PartialAt(want.data(), rows, args.dv));
+    const std::vector<float> want = scene.Plain();
     ForEachSimdTarget([&](int64_t target) {
       const std::vector<float> got = Attend(args);
       if (IsFused(target)) {
@@ -196,12 +252,13 @@ TEST(PackedAttention, HasTheBitsOfThePlainForm) {
 
 // Row r's bits are its own, whatever number of rows comes with it: below and above where pages are unpacked first.
 TEST(PackedAttention, ARowHasTheSameBitsInEveryCompany) {
-  PackedCase c = Case("rot4", 64, 64, 4);
-  c.length = 330;
-  c.first = 130, c.count = 200;  // 800 rows
-  for (const char* name : {"rot2", "rot3", "rot4", "rot8"}) {
-    SCOPED_TRACE(name);
-    c.codec.name = name;
+  std::vector<PackedCase> cases;
+  for (const char* name : {"rot2", "rot3", "rot4", "rot8"}) cases.push_back(Case(name, 64, 64, 4));
+  for (const char* name : {"tc2", "tc4"}) cases.push_back(TcCase(name, 64, 64, 4));
+  for (PackedCase& c : cases) {
+    SCOPED_TRACE(Name(c));
+    c.length = 330;
+    c.first = 130, c.count = 200;  // 800 rows
     PackedScene scene(c);
     ForEachSimdTarget([&](int64_t) {
       const std::vector<float> all = Attend(scene.Args());
@@ -222,26 +279,59 @@ TEST(PackedAttention, ARowHasTheSameBitsInEveryCompany) {
 
 // What a chunk sees of a page that is still growing equals what it sees of the finished one.
 TEST(PackedAttention, LaterTokensOfAPageChangeNoBit) {
-  PackedCase c = Case("rot3");
-  c.length = 256;
-  c.first = 200, c.count = 40;
-  PackedScene finished(c), growing(c);
-  const std::vector<float> all = Attend(finished.Args());
-  for (int64_t r = 0; r < finished.rows(); ++r) {
-    growing.pages()[3].tokens = static_cast<int>(c.first + r / 2 - 192 + 1);
-    std::vector<float> one = Attend(growing.Args(r, 1));
-    const SoftmaxPartial want = PartialAt(const_cast<float*>(all.data()), finished.rows(), 64);
-    const SoftmaxPartial got = PartialAt(one.data(), 1, 64);
-    ASSERT_EQ(got.l[0], want.l[r]);
-    ASSERT_TRUE(SameBits({got.o, 64}, {want.o + r * 64, 64})) << r;
+  for (PackedCase c : {Case("rot3"), TcCase("tc3")}) {
+    c.length = 256;
+    c.first = 200, c.count = 40;
+    PackedScene finished(c), growing(c);
+    const std::vector<float> all = Attend(finished.Args());
+    for (int64_t r = 0; r < finished.rows(); ++r) {
+      growing.pages()[3].tokens = static_cast<int>(c.first + r / 2 - 192 + 1);
+      std::vector<float> one = Attend(growing.Args(r, 1));
+      const SoftmaxPartial want = PartialAt(const_cast<float*>(all.data()), finished.rows(), 64);
+      const SoftmaxPartial got = PartialAt(one.data(), 1, 64);
+      ASSERT_EQ(got.l[0], want.l[r]);
+      ASSERT_TRUE(SameBits({got.o, 64}, {want.o + r * 64, 64})) << r;
+    }
   }
+}
+
+// Attention in double over the numbers that the pages stand for; values as the model made them.
+std::vector<float> ExactTc(PackedScene& scene) {
+  const AttendArgs args = scene.Args();
+  const TcPageRef form = scene.TcForm();
+  std::vector<double> keys, values;
+  for (const PageView& page : args.pages) {
+    const std::vector<double> k = TcKeysRef(form, page), v = TcValuesRef(form, page);
+    keys.insert(keys.end(), k.begin(), k.end());
+    values.insert(values.end(), v.begin(), v.end());
+  }
+  std::vector<float> out;
+  for (int64_t r = 0; r < scene.rows(); ++r) {
+    std::vector<double> sum(args.dv, 0.0);
+    double l = 0.0;
+    for (int64_t t = 0; t <= args.positions[r]; ++t) {
+      double logit = 0.0;
+      for (int i = 0; i < args.dk; ++i)
+        logit += args.raw_q[r * args.dk + i] * keys[t * args.dk + i];
+      l += std::exp2(logit);
+      for (int i = 0; i < args.dv; ++i) sum[i] += std::exp2(logit) * values[t * args.dv + i];
+    }
+    for (const double x : sum) out.push_back(static_cast<float>(x / l));
+  }
+  return out;
 }
 
 // The plain form without any rounding is attention over the decoded numbers, and each rounding alone moves it little. Keys
 // have a mean of two deviations, so that a bias of the wrong sign or page would move everything.
 TEST(PackedAttention, RoundingsAreSmallAndNothingElseChanges) {
-  for (const PackedCase& c :
-       {Case("rot4"), Case("rot2", 128, 128), Case("rot8"), FarAway(), WholePrompt("rot4")}) {
+  PackedCase mild = TcCase("tc4"), turned = TcCase("tc3", 128, 64, 2, true);
+  for (PackedCase* c : {&mild, &turned}) {
+    const CodecCase& codec = c->codec;
+    c->codec.tables = TestTcTables({1, codec.query_heads, codec.kv_heads, codec.dk, codec.dv, 64},
+                                   {.mean = 1, .uneven = 0.6f});
+  }
+  for (const PackedCase& c : {Case("rot4"), Case("rot2", 128, 128), Case("rot8"), FarAway(),
+                              WholePrompt("rot4"), mild, turned}) {
     SCOPED_TRACE(Name(c));
     PackedScene scene(c);
     const int64_t rows = scene.rows();
@@ -249,10 +339,15 @@ TEST(PackedAttention, RoundingsAreSmallAndNothingElseChanges) {
     std::vector<float> storage(static_cast<size_t>(PartialFloats(rows, args.dv)));
     MakeEmpty(PartialAt(storage.data(), rows, args.dv));
     AttendPagesRef(args, PartialAt(storage.data(), rows, args.dv));
-    const std::vector<float> exact = Output(storage, rows, args.dv);
+    const std::vector<float> exact = scene.IsTc() ? ExactTc(scene) : Output(storage, rows, args.dv);
+    const auto off = [&] {
+      std::vector<float> out = Output(Attend(args), rows, args.dv);
+      if (scene.IsTc()) args.codec->FinishOutput(0, 1, out.data(), rows);
+      return Deviation(out, exact);
+    };
     const auto with = [&](bool query, bool bias, bool weights) {
       args.form = {AttentionMath::kPlainInt8, query, bias, weights};
-      return Deviation(Output(Attend(args), rows, args.dv), exact);
+      return off();
     };
     // Logits of up to some 50 in fp32: 50 * 2^-24 * ln 2 each, and as much from decoded tiles and angles.
     EXPECT_LT(with(false, false, false), 1e-5);
@@ -260,11 +355,12 @@ TEST(PackedAttention, RoundingsAreSmallAndNothingElseChanges) {
     EXPECT_LT(with(true, false, false), 0.02);
     // 15 bits of the sum of |z|: 60 or so / 32767 / sqrt 12, for some of 64 numbers.
     EXPECT_LT(with(false, true, false), 2e-3);
-    // 255 steps of the largest weight, which is five times the root mean square or so: 5 / 255 / sqrt 12.
-    EXPECT_LT(with(false, false, true), 0.01);
+    // 255 steps of the largest weight, which is five times the root mean square or so: 5 / 255 / sqrt 12. The tables of tc have
+    // another mean than the rows: what is weighed is larger than what comes out, by sqrt 2 and more.
+    EXPECT_LT(with(false, false, true), scene.IsTc() ? 0.02 : 0.01);
     EXPECT_LT(with(true, true, true), 0.03);
     args.form = {AttentionMath::kInt8};
-    EXPECT_LT(Deviation(Output(Attend(args), rows, args.dv), exact), 0.03);
+    EXPECT_LT(off(), 0.03);
   }
 }
 
@@ -273,7 +369,8 @@ TEST(PackedAttention, OtherShapesAreReadAsTiles) {
   PackedCase grouped = Case("rot4", 128, 128), blocks = Case("rot4"), odd = Case("rot4", 80, 80);
   grouped.codec.flags = {"g64"};
   blocks.codec.block = 32;
-  for (const PackedCase& c : {grouped, blocks, odd}) {
+  const PackedCase odd_tc = TcCase("tc3", 72, 64);
+  for (const PackedCase& c : {grouped, blocks, odd, odd_tc}) {
     SCOPED_TRACE(Name(c));
     PackedScene scene(c);
     AttendArgs args = scene.Args();
@@ -296,32 +393,37 @@ class CollectScores : public ScoreSink {
 };
 
 TEST(PackedAttention, TheSinkGetsEveryVisibleScoreOnce) {
-  PackedScene scene(WholePrompt("rot4"));
-  CollectScores sink;
-  AttendArgs args = scene.Args();
-  args.scores = &sink;
-  std::vector<float> got = Attend(args);
-  const SoftmaxPartial partial = PartialAt(got.data(), scene.rows(), args.dv);
-  std::vector<double> l(static_cast<size_t>(scene.rows()));
-  std::vector<int64_t> keys(l.size());
-  for (const auto& score : sink.scores) {
-    EXPECT_LE(score.key, args.positions[score.row]);
-    l[score.row] += std::exp2(static_cast<double>(score.logit) - partial.m[score.row]);
-    ++keys[score.row];
-  }
-  for (int64_t r = 0; r < scene.rows(); ++r) {
-    EXPECT_EQ(keys[r], args.positions[r] + 1);
-    EXPECT_NEAR(l[r], partial.l[r], l[r] * 220 * kUnitF32);  // up to 200 terms, and alpha
+  for (const PackedCase& c : {WholePrompt("rot4"), WholeTcPrompt()}) {
+    SCOPED_TRACE(Name(c));
+    PackedScene scene(c);
+    CollectScores sink;
+    AttendArgs args = scene.Args();
+    args.scores = &sink;
+    std::vector<float> got = Attend(args);
+    const SoftmaxPartial partial = PartialAt(got.data(), scene.rows(), args.dv);
+    std::vector<double> l(static_cast<size_t>(scene.rows()));
+    std::vector<int64_t> keys(l.size());
+    for (const auto& score : sink.scores) {
+      EXPECT_LE(score.key, args.positions[score.row]);
+      l[score.row] += std::exp2(static_cast<double>(score.logit) - partial.m[score.row]);
+      ++keys[score.row];
+    }
+    for (int64_t r = 0; r < scene.rows(); ++r) {
+      EXPECT_EQ(keys[r], args.positions[r] + 1);
+      EXPECT_NEAR(l[r], partial.l[r], l[r] * 220 * kUnitF32);  // up to 200 terms, and alpha
+    }
   }
 }
 
 TEST(PackedAttention, ANaNInAQueryIsFoundAfterwards) {
-  PackedScene scene(Case("rot4"));
-  scene.packed_q()[64 + 3] = NAN;
-  ForEachSimdTarget([&](int64_t) {
-    std::vector<float> got = Attend(scene.Args());
-    EXPECT_EQ(FindNonFinite(PartialAt(got.data(), scene.rows(), 64)), 1);
-  });
+  for (const PackedCase& c : {Case("rot4"), TcCase("tc3"), TcCase("tc3", 64, 64, 2, true)}) {
+    PackedScene scene(c);
+    scene.packed_q()[64 + 3] = NAN;
+    ForEachSimdTarget([&](int64_t) {
+      std::vector<float> got = Attend(scene.Args());
+      EXPECT_EQ(FindNonFinite(PartialAt(got.data(), scene.rows(), 64)), 1);
+    });
+  }
 }
 
 // Values of zero, and queries of zero: weights are equal, nothing divides by nothing.

@@ -80,9 +80,10 @@ TEST_P(InvarianceTest, RanksChunksAndCompanyChangeNothing) {
 
 // The same where rot's pages are read by integer dot products.
 TEST(Int8AttentionTest, RanksChunksAndCompanyChangeNothing) {
-  for (const char* codec : {"rot4", "rot2"}) {
+  for (const char* codec : {"rot4", "rot2", "tc3", "tc2:adapt"}) {
     GreedyOptions base;
     base.codec = codec;
+    base.tables = TablesFor(codec);
     base.attention.math = AttentionMath::kInt8;
     base.chunk = 1 << 20;
     const std::vector<int32_t> prompt = Prompt(1200);

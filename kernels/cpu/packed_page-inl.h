@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps of one page: bias, scores, weights, values, each for a few rows at a time so that what they pass on stays in
+// the first-level cache. Online softmax in base 2 as in attend_tile.cc. Included once per Highway target.
+//
+// Codes says how codes meet queries and weights:
+//   terms(), TermScale(term)                   integer sums of a key, and the scale of each
+//   groups(), kMaxGroups                       kinds of weights of a value
+//   kOrder                                     of weights, as StoreInOrder takes it (0: the form's bits)
+//   KeyStep(queries, row, term)                what a unit of a sum stands for, but for the key's scale
+//   Unpack(page)                               levels of a page, before rows that are not fused
+//   Keys(page, queries, row, count, out)       [count][terms][64] sums of rows [row, row + count)
+//   Values(page, count)                        room.weights into room.sums
+//   kSteps, value_step                         whether coefficients of values have units of their own, and those
+#if defined(KVRING_CPU_PACKED_PAGE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRING_CPU_PACKED_PAGE_INL_H_
+#undef KVRING_CPU_PACKED_PAGE_INL_H_
+#else
+#define KVRING_CPU_PACKED_PAGE_INL_H_
+#endif
+
+#include <limits>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/packed_registers-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvring::HWY_NAMESPACE {
+
+// z of some rows, turned to the page's middle and rounded to int16: [rows][2][stride], re, then im.
+inline void TurnToPage(const PackedQueries& q, int64_t first, int64_t rows, const float* turn,
+                       uint32_t* out) {
+  const F32 d;
+  const hn::Rebind<int16_t, I32> d16;
+  const int64_t stride = q.stride;
+  int16_t* to = reinterpret_cast<int16_t*>(out);
+  for (int64_t r = 0; r < rows; ++r, to += 2 * stride) {
+    const float* const z = q.z.data() + (first + r) * 2 * stride;
+    for (int64_t p = 0; p < stride; p += static_cast<int64_t>(hn::Lanes(d))) {
+      const auto re = hn::LoadU(d, z + p), im = hn::LoadU(d, z + stride + p);
+      const auto c = hn::LoadU(d, turn + p), s = hn::LoadU(d, turn + stride + p);
+      const auto a = hn::NearestInt(hn::MulAdd(im, s, hn::Mul(re, c)));
+      const auto b = hn::NearestInt(hn::NegMulAdd(re, s, hn::Mul(im, c)));
+      hn::StoreU(hn::DemoteTo(d16, a), d16, to + p);
+      hn::StoreU(hn::DemoteTo(d16, b), d16, to + stride + p);
+    }
+  }
+}
+
+// What a row passes from step to step.
+struct RowStep {
+  int end;  // slots [page.first, end) are seen; none when end <= page.first
+  float m;
+};
+
+// Everything of a page that its rows share.
+template <class Codes>
+struct PageStep {
+  PageStep(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
+           const PackedRoom& room, int turn)
+      : form(form),
+        page(page),
+        rows(rows),
+        room(room),
+        turn(turn),
+        fused(KVRING_VNNI && rows.rows <= kFusedRows),
+        codes(form, room, *rows.queries, fused) {
+    for (int g = 0; g <= Codes::TermScale(codes.terms() - 1); ++g)
+      ScaleFloats(page.k_scales + g * kPackedBlock, k_scale[g]);
+    for (int g = 0; g < codes.groups(); ++g)
+      ScaleFloats(page.v_scales + g * kPackedBlock, v_scale[g]);
+  }
+
+  // s = logits of row r (of the group); slots that it does not see are -inf. What the row's maximum becomes.
+  float Logits(int64_t r, int end, float old_m, float* s) const {
+    const F32 d;
+    const PackedQueries& q = *rows.queries;
+    const int64_t row = rows.first + group_first + r;
+    F32V top = hn::Set(d, old_m), x[kParts];
+    Bias(r, row, x);
+    const int32_t* sums = room.scores[turn] + r * codes.terms() * kPackedBlock;
+    for (int t = 0; t < codes.terms(); ++t, sums += kPackedBlock) {
+      const F32V step = hn::Set(d, codes.KeyStep(q, row, t));
+      const F32V* const scale = k_scale[Codes::TermScale(t)];
+      for (int i = 0; i < kParts; ++i) {
+        const F32V sum = hn::ConvertTo(d, hn::LoadU(I32(), sums + PartAt(i)));
+        x[i] = hn::MulAdd(sum, hn::Mul(scale[i], step), x[i]);
+      }
+    }
+    for (int i = 0; i < kParts; ++i) hn::StoreU(x[i], d, s + PartAt(i));
+    if (rows.scores != nullptr) {
+      rows.scores->AddScores(row, page.begin + page.first, end - page.first, s + page.first);
+    }
+    if (page.first > 0 || end < kPackedBlock) {
+      const F32V low = hn::Set(d, static_cast<float>(page.first));
+      const F32V high = hn::Set(d, static_cast<float>(end));
+      const F32V never = hn::Set(d, -std::numeric_limits<float>::infinity());
+      for (int i = 0; i < kParts; ++i) {
+        const F32V slot = hn::Iota(d, static_cast<float>(PartAt(i)));
+        x[i] = hn::IfThenElse(hn::And(hn::Ge(slot, low), hn::Lt(slot, high)), x[i], never);
+        hn::StoreU(x[i], d, s + PartAt(i));
+      }
+    }
+    for (int i = 0; i < kParts; ++i) top = hn::Max(top, x[i]);
+    return hn::GetLane(hn::MaxOfLanes(d, top));
+  }
+
+  // b = the bias of each slot: even and odd parts about the page's middle, their sum after it and their difference before it.
+  HWY_INLINE void Bias(int64_t r, int64_t row, F32V* b) const {
+    const F32 d;
+    const PackedQueries& q = *rows.queries;
+    if (q.planes == 0) {
+      for (int i = 0; i < kParts; ++i) b[i] = hn::Zero(d);
+      return;
+    }
+    const F32V step = hn::Set(d, q.z_scale[row]), constant = hn::Set(d, q.constant[row]);
+    const int32_t *even = room.bias[turn] + r * kPackedBlock, *odd = even + kHalf;
+    for (int i = 0; i < kParts / 2; ++i) {
+      const I32V e = hn::LoadU(I32(), even + PartAt(i)), o = hn::LoadU(I32(), odd + PartAt(i));
+      b[kParts / 2 + i] = hn::MulAdd(hn::ConvertTo(d, hn::Add(e, o)), step, constant);
+      b[kParts / 2 - 1 - i] =
+          hn::Reverse(d, hn::MulAdd(hn::ConvertTo(d, hn::Sub(e, o)), step, constant));
+    }
+  }
+
+  // Logits of row r to weights p_n s_n of every group; l takes the sum of p.
+  void Weights(float m, float alpha, int64_t r, float* s) {
+    const F32 d;
+    constexpr int kRegisters = static_cast<int>(16 / hn::MaxLanes(F32()));
+    F32V sum[kRegisters];
+    F32V most[Codes::kMaxGroups];
+    for (int g = 0; g < codes.groups(); ++g) most[g] = hn::Zero(d);
+    const F32V shift = hn::Set(d, m);
+    for (int i = 0; i < kParts; ++i) {
+      const F32V p = Exp2VecBelow(d, hn::Sub(hn::LoadU(d, s + PartAt(i)), shift));
+      sum[i % kRegisters] = i < kRegisters ? p : hn::Add(sum[i % kRegisters], p);
+      for (int g = 0; g < codes.groups(); ++g) {
+        const F32V weight = hn::Mul(p, v_scale[g][i]);
+        hn::StoreU(weight, d, s + g * kPackedBlock + PartAt(i));
+        most[g] = hn::Max(most[g], weight);
+      }
+    }
+    float* const l = rows.partial.l + group_first + r;
+    *l = *l * alpha + SumVirtual(sum);
+    for (int g = 0; g < codes.groups(); ++g)
+      largest[g][r] = hn::GetLane(hn::MaxOfLanes(d, most[g]));
+  }
+
+  // Weights to bytes in steps of most / 255; what a step stands for.
+  float Round(const float* s, float most, uint8_t* to) const {
+    const F32 d;
+    [[maybe_unused]] const hn::Rebind<uint8_t, I32> d8;
+    const int order = Codes::kOrder != 0 ? Codes::kOrder : form.bits;
+    // Weights that small add nothing; and 255 over them would leave fp32's range.
+    const bool any = most >= 0x1p-100f;
+    const F32V inverse = hn::Set(d, any ? 255.0f / most : 0.0f);
+#if KVRING_VNNI
+    I32V level[kParts];
+    for (int i = 0; i < kParts; ++i)
+      level[i] = hn::NearestInt(hn::Mul(hn::LoadU(d, s + PartAt(i)), inverse));
+    const __m512i low = _mm512_packs_epi32(level[0].raw, level[1].raw);
+    const __m512i high = _mm512_packs_epi32(level[2].raw, level[3].raw);
+    const __m512i bytes = _mm512_packus_epi16(low, high);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi8(_mm512_load_si512(PackedOrder(order)), bytes));
+#else
+    for (int i = 0; i < kParts; ++i) {
+      const auto level = hn::NearestInt(hn::Mul(hn::LoadU(d, s + PartAt(i)), inverse));
+      hn::StoreU(hn::DemoteTo(d8, level), d8, to + PartAt(i));
+    }
+    StoreInOrder(order, to, to, kPackedBlock);
+#endif
+    return any ? most / 255.0f * form.unit : 0.0f;
+  }
+
+  float* LogitsAt(int64_t r) const { return room.logits + r * codes.groups() * kPackedBlock; }
+
+  // Each step is taken by all rows before the next one: rows wait for no chain but their own.
+  void AllLogits(int64_t count) {
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t row = group_first + r;
+      const int64_t seen = rows.positions[row] - page.begin + 1;
+      steps[r].end = static_cast<int>(std::min<int64_t>(page.tokens, seen));
+      if (!Sees(r)) continue;
+      float *m = rows.partial.m + row, *l = rows.partial.l + row;
+      if (*l == 0.0f) {
+        *m = -std::numeric_limits<float>::infinity();
+        std::fill_n(rows.partial.o + row * form.dv, form.dv, 0.0f);
+      }
+      steps[r].m = Logits(r, steps[r].end, *m, LogitsAt(r));
+      alpha[0][r] = *m - steps[r].m;
+      *m = steps[r].m;
+      if (rows.o == nullptr) continue;
+      alpha[1][r] = rows.o_m[row] - steps[r].m;
+      rows.o_m[row] = steps[r].m;
+    }
+  }
+
+  void AllWeights(int64_t count) {
+    const F32 d;
+    const int sets = rows.o == nullptr ? 1 : 2;
+    for (int k = 0; k < sets; ++k)
+      for (int64_t r = 0; r < count; r += static_cast<int64_t>(hn::Lanes(d)))
+        hn::Store(Exp2VecBelow(d, hn::Load(d, alpha[k] + r)), d, alpha[k] + r);
+    for (int64_t r = 0; r < count; ++r)
+      if (Sees(r)) Weights(steps[r].m, alpha[0][r], r, LogitsAt(r));
+  }
+
+  void AllRound(int64_t count) {
+    const int groups = codes.groups();
+    for (int64_t r = 0; r < count; ++r) {
+      uint8_t* const to = room.weights + r * groups * kPackedBlock;
+      if (Sees(r)) {
+        for (int g = 0; g < groups; ++g)
+          step[g][r] = Round(LogitsAt(r) + g * kPackedBlock, largest[g][r], to + g * kPackedBlock);
+      } else {
+        std::fill_n(to, groups * kPackedBlock, uint8_t{0});
+      }
+    }
+  }
+
+  bool Sees(int64_t r) const { return steps[r].end > page.first; }
+
+  void AddValues(int64_t r) const {
+    const F32 d;
+    if (rows.o != nullptr && alpha[0][r] != 1.0f) {
+      float* const exact = rows.partial.o + (group_first + r) * form.dv;
+      for (int64_t i = 0; i < form.dv; i += static_cast<int64_t>(hn::Lanes(d)))
+        hn::StoreU(hn::Mul(hn::Set(d, alpha[0][r]), hn::LoadU(d, exact + i)), d, exact + i);
+    }
+    float* const o = (rows.o == nullptr ? rows.partial.o : rows.o) + (group_first + r) * form.dv;
+    const int32_t* const sums = room.sums + r * form.dv;
+    const F32V scale = hn::Set(d, alpha[rows.o == nullptr ? 0 : 1][r]);
+    F32V unit = hn::Set(d, step[0][r]);
+    for (int64_t i = 0; i < form.dv; i += static_cast<int64_t>(hn::Lanes(d))) {
+      if constexpr (Codes::kSteps) {
+        const int64_t g = std::min<int64_t>(i / kPackedGainRows, codes.groups() - 1);
+        unit = hn::Mul(hn::Set(d, step[g][r]), hn::LoadU(d, codes.value_step + i));
+      }
+      const F32V sum = hn::ConvertTo(d, hn::LoadU(I32(), sums + i));
+      hn::StoreU(hn::MulAdd(sum, unit, hn::Mul(scale, hn::LoadU(d, o + i))), d, o + i);
+    }
+  }
+
+  // Parts of the bias of rows [group_first, +count) for a page, into set `to`.
+  void Biases(const PackedPage& of, int64_t count, int to) const {
+    const PackedQueries& q = *rows.queries;
+    if (q.planes == 0) return;
+    TurnToPage(q, rows.first + group_first, count, of.turn, room.z);
+    DotArgs t;
+    t.words = reinterpret_cast<const uint32_t*>(of.cosines);
+    t.stride = t.ldo = kPackedBlock;
+    t.groups = q.stride / 2;
+    t.a = room.z;
+    t.b = room.z + q.stride / 2;
+    t.lda = q.stride;
+    t.out = room.bias[to];
+    Dot<DotKind::kBias, kReady>(t, kPackedBlock, count);
+  }
+
+  void Keys(const PackedPage& of, int64_t count, int to) const {
+    codes.Keys(of, *rows.queries, rows.first + group_first, count, room.scores[to]);
+  }
+
+  void Values(int64_t count) const {
+    codes.Values(page, count);
+    for (int64_t r = 0; r < count; ++r)
+      if (Sees(r)) AddValues(r);
+  }
+
+  // Rows [first, first + count). there: their scores stand in set `turn` already. next: may be null.
+  void Group(int64_t first, int64_t count, bool there, const PackedPage* next) {
+    group_first = first;
+    const int other = 1 - turn;
+    if (!there) {
+      Biases(page, count, turn);
+      Keys(page, count, turn);
+    }
+    AllLogits(count);
+    if (next != nullptr) Biases(*next, count, other);
+    AllWeights(count);
+    if (next != nullptr) Keys(*next, count, other);
+    AllRound(count);
+    Values(count);
+  }
+
+  const PackedForm& form;
+  const PackedPage& page;
+  const PackedRows& rows;
+  const PackedRoom& room;
+  int turn;    // the set of scores that is this page's
+  bool fused;  // codes are read from the page's words
+  Codes codes;
+  int64_t group_first = 0;
+  RowStep steps[kPackedGroup];
+  float largest[Codes::kMaxGroups][kPackedGroup], step[Codes::kMaxGroups][kPackedGroup];
+  alignas(64) float alpha[2][16] = {};  // of l, and of sums of values apart
+  F32V k_scale[Codes::kMaxGroups][kParts], v_scale[Codes::kMaxGroups][kParts];
+};
+static_assert(kPackedGroup <= 16);
+
+// A page for all rows.
+template <class Codes>
+HWY_INLINE void StepThroughPage(const PackedForm& form, const PackedPage& page,
+                                const PackedPage* next, const PackedRows& rows,
+                                PackedScratch& scratch) {
+  PageStep<Codes> step(form, page, rows, scratch.room, scratch.turn);
+  for (int g = 0; g <= Codes::TermScale(step.codes.terms() - 1); ++g)
+    FetchAhead(page.k_scales + g * kPackedBlock + page.next);
+  for (int g = 0; g < step.codes.groups(); ++g)
+    FetchAhead(page.v_scales + g * kPackedBlock + page.next);
+  const bool there = scratch.Holds(page.k_words, rows.first, rows.rows);
+  scratch.ahead = nullptr;
+  if (step.fused) {
+    step.Group(0, rows.rows, there, next);
+    if (next == nullptr) return;
+    scratch.ahead = next->k_words;
+    scratch.ahead_first = rows.first, scratch.ahead_rows = rows.rows;
+    scratch.turn = 1 - scratch.turn;
+    return;
+  }
+  step.codes.Unpack(page);
+  for (int64_t r = 0; r < rows.rows; r += kPackedGroup)
+    step.Group(r, std::min(kPackedGroup, rows.rows - r), false, nullptr);
+}
+
+}  // namespace kvring::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRING_CPU_PACKED_PAGE_INL_H_
