@@ -32,7 +32,7 @@ namespace kvring {
 namespace {
 
 constexpr const char* kDefaultCodecs =
-    "nuq4,nuq4-0.1%,nuq4-0.5%,nuq4-1%,nuq3,nuq3-0.1%,nuq3-0.5%,nuq3-1%,"
+    "tc,nuq4,nuq4-0.1%,nuq4-0.5%,nuq4-1%,nuq3,nuq3-0.1%,nuq3-0.5%,nuq3-1%,"
     "nuq2,nuq2-0.1%,nuq2-0.5%,nuq2-1%";
 // Any codec whose tables are those of tc.
 constexpr const char* kAnyTc = "tc2";
