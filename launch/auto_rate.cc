@@ -12,6 +12,15 @@ namespace {
 
 constexpr char kAuto[] = "tc@auto";
 
+// What is known of the tables of tc; null when it is not among them.
+const CalibrationInfo* TcInfo(const std::vector<UsedCalibration>& used) {
+  for (const UsedCalibration& one : used) {
+    if (std::find(one.codecs.begin(), one.codecs.end(), kTcTableId) != one.codecs.end())
+      return &one.info;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 bool IsAutoRate(const std::string& spec) { return spec.substr(0, spec.find(':')) == kAuto; }
@@ -54,11 +63,13 @@ std::string AutoRate::Line() const {
 }
 
 std::optional<HeldOut> HeldOutOf(const std::vector<UsedCalibration>& used) {
-  for (const UsedCalibration& one : used) {
-    if (std::find(one.codecs.begin(), one.codecs.end(), kTcTableId) != one.codecs.end())
-      return one.info.held_out;
-  }
-  return std::nullopt;
+  const CalibrationInfo* const info = TcInfo(used);
+  return info == nullptr ? std::nullopt : info->held_out;
+}
+
+int64_t ServedContextOf(const std::vector<UsedCalibration>& used) {
+  const CalibrationInfo* const info = TcInfo(used);
+  return info == nullptr ? 0 : info->served_context;
 }
 
 }  // namespace kvring

@@ -47,5 +47,7 @@ struct AutoRate {
 
 // Of the artifact among `used` that tc's tables are from.
 std::optional<HeldOut> HeldOutOf(const std::vector<UsedCalibration>& used);
+// Positions that the tables of tc among these were turned to; 0 when tc is not among them.
+int64_t ServedContextOf(const std::vector<UsedCalibration>& used);
 
 }  // namespace kvring

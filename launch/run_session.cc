@@ -163,6 +163,12 @@ absl::Status CheckContext(Session& s, const Job& job, const GlobalOptions& globa
         "the prompt of ", Grouped(s.prompt.ids.size()), " tokens and -n ", s.new_tokens, " need ",
         Grouped(s.total()), " tokens, -c allows ", Grouped(s.context)));
   }
+  const int64_t served = ServedContextOf(s.calibration.used);
+  if (served > 0 && s.total() > served) {
+    s.warnings.push_back(absl::StrCat(
+        s.flags.kv, ": its tables serve ", Grouped(served), " tokens, and ", Grouped(s.total()),
+        " are read: single phrases may be lost; see `kvring calibrate --served-context`"));
+  }
   return absl::OkStatus();
 }
 

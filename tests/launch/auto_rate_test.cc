@@ -75,6 +75,17 @@ class AutoRateTest : public CliTestWithCache {
   Calibration calibration_;
 };
 
+TEST_F(AutoRateTest, TellsWhenMoreIsReadThanTheTablesServe) {
+  const auto few = Json(Words("tc3", 0, 200));
+  EXPECT_TRUE(few["warnings"].empty()) << few["warnings"];
+  std::vector<std::string> words = Words("tc3", 0, 200);
+  *(std::find(words.begin(), words.end(), "-n") + 1) = "140";
+  const auto many = Json(words);
+  ASSERT_EQ(many["warnings"].size(), 1u) << many["warnings"];
+  EXPECT_NE(many["warnings"][0].get<std::string>().find("serve 128 tokens"), std::string::npos)
+      << many["warnings"];
+}
+
 TEST_F(AutoRateTest, IsTheLargestThatFits) {
   constexpr int64_t kContext = 4096;
   for (const int tenths : {10, 17, 27, 44, 59}) {
