@@ -25,7 +25,7 @@
 // 1500: tc3 takes 1.2 to 1.3 times rot3's time, tc4 1.3 times rot4's, tc2 about 1.1 times rot2's, since classes without bits cost
 // nothing; with adapt and 32 pages a call another 3 %.
 // Measured on Zen 4 beside other work, best of many runs, ns a page in cache: tc4 536 to rot4's 433 (1.24), tc2 485 to 415 (1.17),
-// tc3 579 to 592 with and without adapt to 434 to 470 (1.3); 64 MB: 726 to 611 (1.19), 660 to 507 (1.30), 601 to 470 (1.28),
+// tc3 to rot3 1.26; 64 MB: 726 to 611 (1.19), 660 to 507 (1.30), 601 to 470 (1.28),
 // and f16 tiles 3271, tc3 by tiles 12192. Before the sums of keys stayed in registers across classes (a compiler that sees loops over
 // them in a switch keeps them in memory) tc4 took 686 and tc3 629.
 #include <benchmark/benchmark.h>

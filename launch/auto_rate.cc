@@ -1,25 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/auto_rate.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_format.h"
-#include "kernels/codec/tc_model.h"
 #include "launch/progress.h"
 
 namespace kvring {
 namespace {
 
 constexpr char kAuto[] = "tc@auto";
-
-// What is known of the tables of tc; null when it is not among them.
-const CalibrationInfo* TcInfo(const std::vector<UsedCalibration>& used) {
-  for (const UsedCalibration& one : used) {
-    if (std::find(one.codecs.begin(), one.codecs.end(), kTcTableId) != one.codecs.end())
-      return &one.info;
-  }
-  return nullptr;
-}
 
 }  // namespace
 
@@ -60,16 +48,6 @@ std::string AutoRate::Line() const {
       asked, tenths / 10.0, Grouped(context), bits,
       Grouped(static_cast<int64_t>(bytes_per_token + 0.5)),
       cost ? absl::StrFormat("%.4f on %s", cost->nats, Source()) : Source());
-}
-
-std::optional<HeldOut> HeldOutOf(const std::vector<UsedCalibration>& used) {
-  const CalibrationInfo* const info = TcInfo(used);
-  return info == nullptr ? std::nullopt : info->held_out;
-}
-
-int64_t ServedContextOf(const std::vector<UsedCalibration>& used) {
-  const CalibrationInfo* const info = TcInfo(used);
-  return info == nullptr ? 0 : info->served_context;
 }
 
 }  // namespace kvring

@@ -7,10 +7,8 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "kvstore/calibration_file.h"
-#include "launch/calibration_lookup.h"
 #include "runtime/base/status.h"
 
 namespace kvring {
@@ -44,10 +42,5 @@ struct AutoRate {
   // "tc@auto: 2.7 bits a coefficient, .."
   std::string Line() const;
 };
-
-// Of the artifact among `used` that tc's tables are from.
-std::optional<HeldOut> HeldOutOf(const std::vector<UsedCalibration>& used);
-// Positions that the tables of tc among these were turned to; 0 when tc is not among them.
-int64_t ServedContextOf(const std::vector<UsedCalibration>& used);
 
 }  // namespace kvring

@@ -159,6 +159,13 @@ std::string DescribeCalibration(const UsedCalibration& used) {
       ")");
 }
 
+const CalibrationInfo* TcInfo(const std::vector<UsedCalibration>& used) {
+  const auto one = std::find_if(used.begin(), used.end(), [](const UsedCalibration& candidate) {
+    return Holds(candidate.codecs, kTcTableId);
+  });
+  return one == used.end() ? nullptr : &one->info;
+}
+
 absl::StatusOr<std::string> CachedCalibrationPath(const OpenModel& model) {
   const std::string folder = CacheFolder();
   if (folder.empty())

@@ -38,6 +38,9 @@ absl::StatusOr<CalibrationChoice> FindCalibration(const std::vector<std::string>
 // "nuq3-1%, nuq4 of models/a.safetensors (wiki.valid.raw, 16 windows of 2,048 tokens)"
 std::string DescribeCalibration(const UsedCalibration& used);
 
+// Of the artifact among `used` that the tables of tc are from; null when none are.
+const CalibrationInfo* TcInfo(const std::vector<UsedCalibration>& used);
+
 // Where `calibrate` puts an artifact that later commands find by themselves.
 absl::StatusOr<std::string> CachedCalibrationPath(const OpenModel& model);
 

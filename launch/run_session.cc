@@ -163,10 +163,11 @@ absl::Status CheckContext(Session& s, const Job& job, const GlobalOptions& globa
         "the prompt of ", Grouped(s.prompt.ids.size()), " tokens and -n ", s.new_tokens, " need ",
         Grouped(s.total()), " tokens, -c allows ", Grouped(s.context)));
   }
-  const int64_t served = ServedContextOf(s.calibration.used);
-  if (served > 0 && s.total() > served) {
+  const CalibrationInfo* const tc = TcInfo(s.calibration.used);
+  if (tc != nullptr && s.total() > tc->served_context) {
     s.warnings.push_back(absl::StrCat(
-        s.flags.kv, ": its tables serve ", Grouped(served), " tokens, and ", Grouped(s.total()),
+        s.flags.kv, ": its tables serve ", Grouped(tc->served_context), " tokens, and ",
+        Grouped(s.total()),
         " are read: single phrases may be lost; see `kvring calibrate --served-context`"));
   }
   return absl::OkStatus();
@@ -227,7 +228,7 @@ absl::Status SetRate(Session& s, Job& job, absl::Duration timeout) {
   const KvShape shape = s.model.config.kv_shape(s.flags.model.block_tokens);
   rate.bits = BitsPerElement(*s.codec, shape);
   rate.bytes_per_token = rate.bits / 8 * shape.layers * shape.kv_heads * (shape.dk + shape.dv);
-  rate.held_out = HeldOutOf(s.calibration.used);
+  rate.held_out = TcInfo(s.calibration.used)->held_out;  // a rate is one of tc
   return absl::OkStatus();
 }
 

@@ -4,7 +4,6 @@
 namespace kvring {
 namespace {
 
-constexpr double kDistortion[] = {1.0, 0.301, 0.0834, 0.023, 0.00629, 0.00183, 0.000568};
 constexpr float kLargest[] = {1.90527f, 2.78784f, 3.15787f, 3.51579f, 3.56318f, 3.85213f};
 constexpr int8_t kLevels[kTrellisMaxBits][kTrellisEntries] = {
     {51,  -7,  -75, 54,   -37, 79,  -95, 4,    -27, -47,  33,   -66, 50,  -30,  16,  83,
@@ -72,7 +71,5 @@ const std::array<TrellisTable, kTrellisMaxBits + 1>& TrellisTables() {
   static const std::array<TrellisTable, kTrellisMaxBits + 1> tables = MakeTables();
   return tables;
 }
-
-double TrellisDistortion(int bits) { return kDistortion[bits]; }
 
 }  // namespace kvring

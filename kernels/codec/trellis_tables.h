@@ -24,7 +24,4 @@ struct TrellisTable {
 // Tables of 0..6 bits, side by side; that of 0 bits is zeros.
 const std::array<TrellisTable, kTrellisMaxBits + 1>& TrellisTables();
 
-// Mean squared error of the code of long rows of N(0,1) at b = 1..6 bits, to three digits; 1 at 0 bits.
-double TrellisDistortion(int bits);
-
 }  // namespace kvring
