@@ -16,6 +16,7 @@
 #include "benchmarks/machine_peak.h"
 #include "benchmarks/run_facts.h"
 #include "benchmarks/synthetic_context.h"
+#include "kernels/parallel.h"
 #include "kvstore/calibration_file.h"
 #include "kvstore/codec_spec.h"
 #include "launch/json_file.h"
@@ -182,7 +183,7 @@ absl::StatusOr<double> Prefill(const Flags& flags, const Setup& setup, Subject& 
   const double seconds = watch.Seconds();
   KVRING_RETURN_IF_ERROR(status);
   subject.prefill_chunk = std::max(subject.prefill_chunk, engine->chunk());
-  KVRING_RETURN_IF_ERROR(engine->Reports().status());  // closes the sequence
+  KVRING_RETURN_IF_ERROR(engine->Step());  // closes the sequence
   return seconds;
 }
 
@@ -337,7 +338,7 @@ int main(int argc, char** argv) {
   CLI::App app("Decode at depths of synthetic context, and prefill, with a real model.");
   app.add_option("-m,--model", flags.model, "GGUF file")->required();
   app.add_option("--kv", flags.kv, "codecs, taking turns")->delimiter(',')->capture_default_str();
-  app.add_option("--depths", flags.depths, "tokens of context; '' for none")
+  app.add_option("--depths", flags.depths, "tokens of context, or none")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--prefill", flags.prefill, "prompts to read, tokens")->delimiter(',');
@@ -356,7 +357,7 @@ int main(int argc, char** argv) {
   app.add_flag("--small-pages", flags.small_pages, "no huge pages for the KV cache");
   app.add_option("--json", flags.json, "file to write, - for standard output");
   CLI11_PARSE(app, argc, argv);
-  std::erase(flags.depths, "");
+  std::erase(flags.depths, "none");
   std::string command = "bench_context";
   for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
   const absl::Status status = kvring::Measure(flags, command);

@@ -91,12 +91,16 @@ class Comparison:
         self.facts, self.their_build = {}, None
 
     def ours(self, what, size, rows):
-        """what: depths or prefill. All codecs in one run, taking turns."""
+        """what: depths or prefill. Each codec in a process of its own, so that its peak of memory is its own."""
+        for kv in self.args.kv:
+            self.our_codec(kv, what, size, rows)
+
+    def our_codec(self, kv, what, size, rows):
         a = self.args
-        command = [a.bench_context, "-m", a.model, "-t", str(a.threads), "--kv", ",".join(a.kv), "--math", a.math,
+        command = [a.bench_context, "-m", a.model, "-t", str(a.threads), "--kv", kv, "--math", a.math,
                    "--attention-math", a.attention_math, "--json", "-"]
         command += ["--depths", str(size), "-n", str(a.tokens), "--rounds", "1"] if what == "depths" else [
-            "--depths", "", "--prefill", str(size), "--prefill-rounds", "1"]
+            "--depths", "none", "--prefill", str(size), "--prefill-rounds", "1"]
         done = self.runner.run(command)
         if done is None:
             return
