@@ -39,6 +39,7 @@
 #include <string>
 
 #include "benchmarks/machine_peak.h"
+#include "benchmarks/run_facts.h"
 #include "kernels/attention.h"
 #include "kernels/parallel.h"
 
@@ -244,6 +245,7 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   kvring::SetThreads(1);
+  for (const auto& [name, value] : kvring::RunFacts()) benchmark::AddCustomContext(name, value);
   std::fprintf(stderr, "one core: %.1f GB/s read of 256 MB\n", kvring::ReadRate(256) * 1e-9);
   benchmark::RunSpecifiedBenchmarks();
   return 0;

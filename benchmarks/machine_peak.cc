@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "benchmarks/machine_peak.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <ctime>
+#include <memory>
+#include <thread>
 #include <vector>
+
+#include "benchmarks/machine_peak_dot.h"
+#include "runtime/base/clock.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "benchmarks/machine_peak.cc"
@@ -78,7 +86,59 @@ double BestRate(int tries, const Work& work) {
 
 volatile float g_sink;  // what the loops give, so that they are not dropped
 
+struct FreeMemory {
+  void operator()(float* p) const { std::free(p); }
+};
+using Floats = std::unique_ptr<float, FreeMemory>;
+
+// `bytes` of ones, a multiple of a huge page, on huge pages where the system gives them.
+Floats HugeOnes(int64_t bytes) {
+  constexpr size_t kHuge = 2 << 20;
+  Floats x(static_cast<float*>(std::aligned_alloc(kHuge, static_cast<size_t>(bytes))));
+  madvise(x.get(), static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  std::fill_n(x.get(), bytes / static_cast<int64_t>(sizeof(float)), 1.0f);
+  return x;
+}
+
 }  // namespace
+
+double PeakBf16Flops() {
+  float sink = 0;
+  const double rate = BestRate(20, [&] { return 2 * Bf16DotLoop(1 << 20, &sink); });
+  g_sink = sink;
+  return rate;
+}
+
+double PeakInt8Ops() {
+  float sink = 0;
+  const double rate = BestRate(20, [&] { return 2 * Int8DotLoop(1 << 20, &sink); });
+  g_sink = sink;
+  return rate;
+}
+
+double PeakReadBytesAll(int threads, int64_t bytes) {
+  constexpr int64_t kHuge = int64_t{2} << 20;
+  const int64_t each = std::max(bytes / threads / kHuge, int64_t{1}) * kHuge;
+  std::vector<Floats> parts(static_cast<size_t>(threads));
+  std::vector<float> sums(static_cast<size_t>(threads));
+  // Each thread touches its own part first: on its own memory node where there are several.
+  const auto on_all = [&](const auto& work) {
+    std::vector<std::thread> pool;
+    for (int t = 0; t < threads; ++t) pool.emplace_back([&work, t] { work(t); });
+    for (std::thread& thread : pool) thread.join();
+  };
+  on_all([&](int t) { parts[t] = HugeOnes(each); });
+  double best = 0;
+  for (int i = 0; i < 7; ++i) {
+    const Stopwatch watch;
+    on_all([&](int t) {
+      sums[t] = HWY_DYNAMIC_DISPATCH(ReadLoopImpl)(parts[t].get(), each / sizeof(float));
+    });
+    best = std::max(best, static_cast<double>(each * threads) / watch.Seconds());
+  }
+  for (const float sum : sums) g_sink = sum;
+  return best;
+}
 
 double PeakFlops() {
   float sink = 0;

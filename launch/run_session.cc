@@ -425,6 +425,7 @@ absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
   options.block_tokens = flags.model.block_tokens;
   options.virtual_shards = flags.model.virtual_shards;
   options.pool_bytes = *pool;
+  options.huge_pages = !s.flags.small_pages;
   options.timeout = absl::Seconds(flags.model.timeout_s);
   options.attention = s.attention;
   options.numerics = s.numerics;

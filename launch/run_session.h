@@ -30,6 +30,7 @@ struct RunFlags {
   std::string scheme = "auto";
   std::string determinism = "rank-invariant";
   std::string self_check = "auto";
+  bool small_pages = false;
 };
 
 absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global);

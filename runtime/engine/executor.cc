@@ -32,6 +32,7 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(const ExecutorOptions
   kv.rule = options.rule;
   kv.virtual_shards = options.virtual_shards;
   kv.pool_bytes = options.pool_bytes;
+  kv.huge_pages = options.huge_pages;
   kv.timeout = options.timeout;
   kv.comm = comm;
   kv.attention = options.attention;

@@ -23,6 +23,7 @@ struct ExecutorOptions {
   int block_tokens = 64;
   int virtual_shards = 64;
   int64_t pool_bytes = int64_t{1} << 40;
+  bool huge_pages = true;                      // of the system, for a large KV cache
   absl::Duration timeout = absl::Seconds(30);  // of one exchange between ranks
   AttentionForm attention;
   std::string numerics;  // NumericsId; checked against every plan's

@@ -25,6 +25,7 @@ struct RankKvOptions {
   VisibilityRule rule;
   int virtual_shards = 64;
   int64_t pool_bytes = 0;  // limit of this rank's pages
+  bool huge_pages = true;  // of the system, where the cache is large enough for them
   absl::Duration timeout;  // of one exchange
   Communicator* comm = nullptr;
   AttentionForm attention;
@@ -63,6 +64,8 @@ class RankKv : public KvBackend {
                       float* out) override;
 
   RankSequence* Find(SequenceId id);
+  const RankKvOptions& options() const { return options_; }
+  const PagePool& pool() const { return pool_; }
   RankReport Report() const;
 
  private:
@@ -72,7 +75,9 @@ class RankKv : public KvBackend {
     std::vector<int64_t> home_rows;       // rows (within the batch) whose home is this rank
     std::vector<int64_t> home_positions;  // their positions
   };
-  explicit RankKv(const RankKvOptions& options) : options_(options), pool_(options.pool_bytes) {}
+  explicit RankKv(const RankKvOptions& options)
+      : options_(options),
+        pool_({.limit_bytes = options.pool_bytes, .huge_pages = options.huge_pages}) {}
   absl::Status Create(const SequenceOp& op);
   absl::Status Fork(const SequenceOp& op);
   absl::Status AppendSlice(int layer, StepSlice& slice, const float* q, const float* k,

@@ -90,6 +90,84 @@ TEST(PagePool, RandomLivesDoNotDisturbEachOther) {
   EXPECT_EQ(pool.bytes_in_use(), 0);
 }
 
+TEST(PagePool, MovedAndAssignedReferencesCountOnce) {
+  PagePool pool(1 << 20);
+  PageRef a = *pool.Allocate(64), b = *pool.Allocate(64);
+  uint8_t* const data = a.data();
+  PageRef moved = std::move(a);
+  EXPECT_EQ(moved.data(), data);
+  EXPECT_TRUE(moved.unique());
+  b = moved;  // gives back what b held
+  EXPECT_EQ(pool.bytes_in_use(), 64);
+  PageRef& same = b;
+  b = same;
+  EXPECT_EQ(b.data(), data);
+  b = PageRef();
+  EXPECT_TRUE(moved.unique());
+  EXPECT_EQ(*pool.Allocate(64)->data(), 0);
+}
+
+// Beyond the threshold slots come from huge slabs: aligned, zeroed also when they are used again, counted alike.
+TEST(PagePool, LargePoolsAskForHugePages) {
+  PagePoolOptions options;
+  options.limit_bytes = int64_t{1} << 30;
+  options.huge_from_bytes = 4 << 20;
+  PagePool pool(options);
+  std::vector<PageRef> slots;
+  const int64_t slot_bytes = 3200;
+  while (pool.bytes_in_use() < options.huge_from_bytes) slots.push_back(*pool.Allocate(slot_bytes));
+  EXPECT_EQ(pool.huge_bytes(), 0);
+  const size_t small = slots.size();
+  for (int i = 0; i < 3000; ++i) {
+    slots.push_back(*pool.Allocate(slot_bytes));
+    EXPECT_EQ(slots.back().data()[0] | slots.back().data()[slot_bytes - 1], 0);
+    std::memset(slots.back().data(), 0xff, slot_bytes);
+  }
+  EXPECT_EQ(pool.bytes_in_use(), static_cast<int64_t>(slots.size()) * slot_bytes);
+  // 655 slots of 3200 bytes to 2 MiB; the rest of the last small slab took at most 327 of the 3000.
+  EXPECT_GE(pool.huge_bytes(), int64_t{5} * (2 << 20));
+  EXPECT_EQ(pool.huge_bytes() % (2 << 20), 0);
+  slots.resize(small);
+  EXPECT_EQ(pool.bytes_in_use(), static_cast<int64_t>(small) * slot_bytes);
+  EXPECT_LE(pool.huge_bytes(), 2 << 20) << "at most one empty slab is kept";
+  slots.push_back(*pool.Allocate(slot_bytes));
+  EXPECT_EQ(slots.back().data()[7], 0);
+  slots.clear();
+  EXPECT_EQ(pool.bytes_in_use(), 0);
+}
+
+TEST(PagePool, HugePagesCanBeSwitchedOff) {
+  PagePoolOptions options;
+  options.limit_bytes = int64_t{1} << 30;
+  options.huge_pages = false;
+  options.huge_from_bytes = 0;
+  PagePool pool(options);
+  std::vector<PageRef> slots;
+  for (int i = 0; i < 2000; ++i) slots.push_back(*pool.Allocate(3200));
+  EXPECT_EQ(pool.huge_bytes(), 0);
+  // The same pool with the switch on asks at once; slots larger than a huge page have slabs that hold them.
+  options.huge_pages = true;
+  PagePool huge(options);
+  const PageRef large = *huge.Allocate((3 << 20) + 1);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(large.data()) % (2 << 20), 0u);
+  EXPECT_GE(huge.huge_bytes(), large.bytes());
+  large.data()[large.bytes() - 1] = 1;
+}
+
+// A step that frees everything and takes it again finds the same memory.
+TEST(PagePool, OneEmptySlabIsKept) {
+  PagePool pool(int64_t{1} << 30);
+  PageRef slot = *pool.Allocate(64);
+  uint8_t* const data = slot.data();
+  for (int round = 0; round < 3; ++round) {
+    *data = 1;
+    slot = PageRef();
+    slot = *pool.Allocate(64);
+    EXPECT_EQ(slot.data(), data);
+    EXPECT_EQ(*data, 0);
+  }
+}
+
 TEST(PagePool, ManyThreads) {
   PagePool pool(int64_t{1} << 30);
   std::vector<std::thread> threads;
