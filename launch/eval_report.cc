@@ -21,6 +21,21 @@ Json HeadJson(const EvalHead& head, const char* task) {
           {"calibration", CalibrationJson<Json>(head.calibration)}};
 }
 
+Json DepthJson(const std::vector<DepthRange>& ranges) {
+  Json list = Json::array();
+  for (const DepthRange& range : ranges) {
+    list.push_back({{"begin", range.begin},
+                    {"end", range.end},
+                    {"tokens", range.tokens},
+                    {"nats", range.nats},
+                    {"nats_over_f16", range.nats_over_f16},
+                    {"kl", range.kl},
+                    {"window_nats", range.window_nats},
+                    {"window_kl", range.window_kl}});
+  }
+  return list;
+}
+
 Json RowJson(const EvalRow& r) {
   return {{"kv", r.kv},
           {"bits", r.bits},
@@ -34,6 +49,7 @@ Json RowJson(const EvalRow& r) {
           {"seconds", r.seconds},
           {"window_nats", r.window_nats},
           {"window_kl", r.window_kl},
+          {"by_depth", DepthJson(r.by_depth)},
           {"saturated", r.saturated},
           {"overflow", r.overflow},
           {"clamped", r.clamped},
@@ -68,6 +84,20 @@ absl::Status Write(const Json& json, const std::string& path) {
   return WriteTextFile(path, json.dump(2, ' ', false, Json::error_handler_t::replace));
 }
 
+// KL and, in brackets, nats over f16, by range of positions.
+void PrintDepth(const std::vector<EvalRow>& rows) {
+  if (rows.empty() || rows.front().by_depth.empty()) return;
+  std::printf("KL (nats over f16) by position\n%-22s", "kv");
+  for (const DepthRange& range : rows.front().by_depth)
+    std::printf(" %21s", absl::StrCat(range.begin, "-", range.end).c_str());
+  for (const EvalRow& row : rows) {
+    std::printf("\n%-22s", row.kv.c_str());
+    for (const DepthRange& range : row.by_depth)
+      std::printf(" %11.5f (%+7.4f)", range.kl, range.nats_over_f16);
+  }
+  std::printf("\n");
+}
+
 template <class Row>
 void PrintDrift(const std::vector<Row>& rows) {
   for (const Row& row : rows) {
@@ -86,6 +116,7 @@ void PrintEvalTable(const std::vector<EvalRow>& rows) {
                 r.kv.c_str(), r.bits, r.bytes_per_token, r.nats, r.ppl, r.nats_over_f16,
                 r.ci95.first, r.ci95.second, r.kl, 100 * r.top1, r.seconds);
   }
+  PrintDepth(rows);
   PrintDrift(rows);
 }
 

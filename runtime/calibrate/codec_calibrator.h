@@ -5,6 +5,7 @@
 // Not thread-safe; an implementation uses Threads() threads inside a call, with the same bits for any number of them.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -34,6 +35,19 @@ class CodecCalibrator {
   // What was unusual, e.g. a layer without gradient. After Finish.
   virtual const std::vector<std::string>& notes() const = 0;
   virtual int64_t bytes() const = 0;  // of what it holds now
+
+ protected:
+  // The first NaN or infinity of x, [rows][width] of a layer, becomes error_, unless there is one.
+  void CheckFinite(const char* what, int layer, const float* x, int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows * width && error_.ok(); ++i) {
+      if (std::isfinite(x[i])) continue;
+      error_ = absl::InvalidArgumentError(absl::StrCat(what, " of layer ", layer, ", channel ",
+                                                       i % width, ", token ", i / width, " is ",
+                                                       x[i], ": the model cannot be calibrated"));
+    }
+  }
+
+  absl::Status error_;  // the first
 };
 
 }  // namespace kvring

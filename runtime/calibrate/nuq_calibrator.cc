@@ -64,7 +64,6 @@ class NuqCalibratorImpl : public NuqCalibrator {
  private:
   int64_t KeyRow() const { return int64_t{options_.shape.kv_heads} * options_.shape.dk; }
   int64_t ValueRow() const { return int64_t{options_.shape.kv_heads} * options_.shape.dv; }
-  void CheckFinite(const char* what, int layer, const float* x, int64_t rows, int64_t width);
   std::vector<float> Rotated(int layer, const float* k, int64_t rows) const;
   LayerRows Prepare(const LayerGradients& layer) const;
   void Rank(LayerRows& rows) const;
@@ -86,7 +85,6 @@ class NuqCalibratorImpl : public NuqCalibrator {
   std::set<RankRule> ranks_;
   std::vector<LayerState> layers_;
   std::vector<std::string> ids_, notes_;
-  absl::Status error_;  // the first
 };
 
 NuqCalibratorImpl::NuqCalibratorImpl(const NuqCalibratorOptions& options, NuqPlan plan)
@@ -107,18 +105,6 @@ NuqCalibratorImpl::NuqCalibratorImpl(const NuqCalibratorOptions& options, NuqPla
     if (rule.range != RangeOf::kChannel && side.per_side() > 0) {
       ranks_.insert({rule.side, rule.post_rope, side.per_side()});
     }
-  }
-}
-
-void NuqCalibratorImpl::CheckFinite(const char* what, int layer, const float* x, int64_t rows,
-                                    int64_t width) {
-  if (!error_.ok()) return;
-  for (int64_t i = 0; i < rows * width; ++i) {
-    if (std::isfinite(x[i])) continue;
-    error_ = absl::InvalidArgumentError(absl::StrCat(what, " of layer ", layer, ", channel ",
-                                                     i % width, ", token ", i / width, " is ", x[i],
-                                                     ": the model cannot be calibrated"));
-    return;
   }
 }
 

@@ -56,7 +56,6 @@ class TcCalibratorImpl : public TcCalibrator {
   int sides() const { return 2 * shape().kv_heads; }
   bool IsKey(int side) const { return side < shape().kv_heads; }
   int Dim(int side) const { return IsKey(side) ? shape().dk : shape().dv; }
-  void CheckFinite(const char* what, int layer, const float* x, int64_t rows, int64_t width);
   void ObserveSide(const LayerGradients& layer, int side, int64_t window);
   void FitSide(int layer, int side);
   TcMatrices MatricesOf(const SideState& state, int left_out) const;
@@ -68,7 +67,6 @@ class TcCalibratorImpl : public TcCalibrator {
   int texts_;
   std::vector<LayerState> layers_;
   std::vector<std::string> ids_{kTcTableId}, notes_;
-  absl::Status error_;  // the first
 };
 
 TcCalibratorImpl::TcCalibratorImpl(const TcCalibratorOptions& options, int texts)
@@ -77,18 +75,6 @@ TcCalibratorImpl::TcCalibratorImpl(const TcCalibratorOptions& options, int texts
   for (LayerState& layer : layers_) {
     for (int side = 0; side < sides(); ++side)
       layer.sides.emplace_back(Dim(side), texts, windows * (options.window - kTcSinks));
-  }
-}
-
-void TcCalibratorImpl::CheckFinite(const char* what, int layer, const float* x, int64_t rows,
-                                   int64_t width) {
-  if (!error_.ok()) return;
-  for (int64_t i = 0; i < rows * width; ++i) {
-    if (std::isfinite(x[i])) continue;
-    error_ = absl::InvalidArgumentError(absl::StrCat(what, " of layer ", layer, ", channel ",
-                                                     i % width, ", token ", i / width, " is ", x[i],
-                                                     ": the model cannot be calibrated"));
-    return;
   }
 }
 

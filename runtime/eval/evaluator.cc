@@ -6,7 +6,6 @@
 #include <numeric>
 #include <span>
 
-#include "kvstore/sequence_shard.h"
 #include "runtime/base/clock.h"
 #include "runtime/eval/bootstrap.h"
 #include "runtime/eval/eval_group.h"
@@ -15,25 +14,21 @@
 namespace kvring {
 namespace {
 
-// One codec under test: its ranks and what has come out so far.
-struct Candidate {
-  std::string spec;
-  std::unique_ptr<RankGroup> group;
+// One codec under test and what has come out so far.
+struct Candidate : EvalSubject {
+  Candidate(EvalSubject subject, int64_t window) : EvalSubject(std::move(subject)), depth(window) {}
+
   EvalRow row;
-  double kv_bytes = 0, page_bytes = 0;
+  double kv_bytes = 0;
   std::vector<float> nats, differences;
+  DepthSums depth;
   double kl_sum = 0;
   int64_t agree = 0;
 };
 
 absl::StatusOr<Candidate> MakeCandidate(const EvalOptions& o, const std::string& spec) {
-  Candidate c;
-  c.spec = spec;
-  KVRING_ASSIGN_OR_RETURN(c.group, MakeEvalGroup(o, spec));
-  const Codec& codec = c.group->leader().codec();
-  c.row.kv = codec.traits().id;
-  c.row.bits = BitsPerElement(codec, o.weights->config().kv_shape(o.block_tokens));
-  return c;
+  KVRING_ASSIGN_OR_RETURN(EvalSubject subject, MakeEvalSubject(o, spec));
+  return Candidate(std::move(subject), o.window);
 }
 
 StepPlan ChunkPlan(const EvalOptions& o, const Codec& codec, std::span<const int32_t> window,
@@ -59,16 +54,13 @@ absl::StatusOr<std::vector<float>> RunWindow(const EvalOptions& o, Candidate& c,
     KVRING_ASSIGN_OR_RETURN(const StepResult result, c.group->leader().Lead(plan));
     const std::vector<float>& rows = result.outputs.front().hidden;
     hidden.insert(hidden.end(), rows.begin(), rows.end());
+    c.Count(result.reports);
     for (const RankReport& rank : result.reports) {
       c.kv_bytes += static_cast<double>(rank.kv_bytes);
-      c.page_bytes += static_cast<double>(rank.page_bytes);
       c.row.saturated += rank.saturated;
       c.row.overflow += rank.overflow;
       c.row.clamped += rank.clamped;
     }
-    const std::vector<LayerDrift> drift = SumDrift(result.reports);
-    c.row.drift.resize(std::max(c.row.drift.size(), drift.size()));
-    for (size_t i = 0; i < drift.size(); ++i) c.row.drift[i].Add(drift[i]);
   }
   StepPlan close;
   close.numerics = o.numerics;
@@ -80,12 +72,14 @@ absl::StatusOr<std::vector<float>> RunWindow(const EvalOptions& o, Candidate& c,
 
 void AddScore(Candidate& c, const WindowScore& score, const WindowScore& base) {
   c.row.window_nats.push_back(std::accumulate(score.nats.begin(), score.nats.end(), 0.0));
-  c.row.window_kl.push_back(score.kl_sum / static_cast<double>(score.nats.size()));
+  const double kl = std::accumulate(score.kl.begin(), score.kl.end(), 0.0);
+  c.row.window_kl.push_back(kl / static_cast<double>(score.kl.size()));
   c.nats.insert(c.nats.end(), score.nats.begin(), score.nats.end());
   for (size_t i = 0; i < score.nats.size(); ++i)
     c.differences.push_back(score.nats[i] - base.nats[i]);
-  c.kl_sum += score.kl_sum;
+  c.kl_sum += kl;
   c.agree += score.top1_agree;
+  c.depth.Add(score, base);
 }
 
 // Bits per element where pages grow: what the windows' pages took.
@@ -97,12 +91,16 @@ double MeasuredBits(const EvalOptions& o, const Candidate& c) {
 
 EvalRow Summarize(const EvalOptions& o, Candidate& c) {
   const double n = static_cast<double>(c.nats.size());
+  c.row.kv = c.kv;
+  c.row.bits = c.bits;
+  c.row.drift = c.drift;
   c.row.nats = std::accumulate(c.nats.begin(), c.nats.end(), 0.0) / n;
   c.row.ppl = std::exp(c.row.nats);
   c.row.nats_over_f16 = std::accumulate(c.differences.begin(), c.differences.end(), 0.0) / n;
   c.row.ci95 = BootstrapInterval(c.differences);
   c.row.kl = c.kl_sum / n;
   c.row.top1 = static_cast<double>(c.agree) / n;
+  c.row.by_depth = c.depth.Ranges();
   if (c.group->leader().codec().traits().growing_page) c.row.bits = MeasuredBits(o, c);
   c.row.bytes_per_token = c.kv_bytes / static_cast<double>(o.window * o.windows);
   return c.row;

@@ -15,6 +15,7 @@
 #include "kernels/packed_queries.h"
 #include "kernels/visibility.h"
 #include "runtime/engine/rank_report.h"
+#include "runtime/eval/depth.h"
 #include "runtime/model/weights.h"
 
 namespace kvring {
@@ -48,8 +49,9 @@ struct EvalRow {
   double kl = 0;    // mean KL(f16 || this) per token
   double top1 = 0;  // share of tokens with f16's most likely continuation
   double seconds = 0;
-  std::vector<double> window_nats;  // sums
-  std::vector<double> window_kl;    // means per token
+  std::vector<double> window_nats;   // sums
+  std::vector<double> window_kl;     // means per token
+  std::vector<DepthRange> by_depth;  // none where the window is 2048 tokens or shorter
   int64_t saturated = 0, overflow = 0, clamped = 0;
   std::vector<LayerDrift> drift;  // of all windows, by layer
 };

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "kernels/elementwise.h"
-#include "kvstore/sequence_shard.h"
 #include "runtime/base/clock.h"
 #include "runtime/eval/bootstrap.h"
 #include "runtime/eval/eval_group.h"
@@ -21,32 +20,16 @@ struct NeedleScore {
   bool found = false;
 };
 
-struct Candidate {
-  std::string spec;
-  std::unique_ptr<RankGroup> group;
+struct Candidate : EvalSubject {
   RetrievalRow row;
   std::vector<NeedleScore> scores;  // [texts][depths]
-  double page_bytes = 0, tokens = 0;
+  double tokens = 0;
 };
 
 absl::StatusOr<Candidate> MakeCandidate(const EvalOptions& o, const std::string& spec) {
   Candidate c;
-  c.spec = spec;
-  KVRING_ASSIGN_OR_RETURN(c.group, MakeEvalGroup(o, spec));
-  const Codec& codec = c.group->leader().codec();
-  c.row.kv = codec.traits().id;
-  c.row.bits = BitsPerElement(codec, o.weights->config().kv_shape(o.block_tokens));
+  KVRING_ASSIGN_OR_RETURN(static_cast<EvalSubject&>(c), MakeEvalSubject(o, spec));
   return c;
-}
-
-void Count(const std::vector<RankReport>& reports, Candidate& c) {
-  const std::vector<LayerDrift> drift = SumDrift(reports);
-  c.row.drift.resize(std::max(c.row.drift.size(), drift.size()));
-  for (size_t i = 0; i < drift.size(); ++i) c.row.drift[i].Add(drift[i]);
-  for (const RankReport& rank : reports) {
-    c.page_bytes += static_cast<double>(rank.page_bytes);
-    c.tokens += static_cast<double>(rank.tokens);
-  }
 }
 
 absl::Status ReadText(const EvalOptions& o, Candidate& c, const std::vector<int32_t>& ids) {
@@ -61,7 +44,8 @@ absl::Status ReadText(const EvalOptions& o, Candidate& c, const std::vector<int3
     plan.slices.push_back(MakeEvalSlice(leader.codec(), kText, ids, begin, end, Want::kNothing));
     plan.report = end == length;
     KVRING_ASSIGN_OR_RETURN(const StepResult result, leader.Lead(plan));
-    if (plan.report) Count(result.reports, c);
+    c.Count(result.reports);
+    for (const RankReport& rank : result.reports) c.tokens += static_cast<double>(rank.tokens);
   }
   return absl::OkStatus();
 }
@@ -133,6 +117,9 @@ absl::StatusOr<std::vector<NeedleScore>> RunText(const EvalOptions& o, Candidate
 RetrievalRow Summarize(const EvalOptions& o, const Candidate& c,
                        const std::vector<NeedleScore>& base, int depths) {
   RetrievalRow row = c.row;
+  row.kv = c.kv;
+  row.bits = c.bits;
+  row.drift = c.drift;
   const double n = static_cast<double>(c.scores.size()), texts = n / depths;
   row.depth_log_prob.assign(depths, 0);
   row.depth_found.assign(depths, 0);

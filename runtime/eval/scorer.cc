@@ -37,7 +37,10 @@ absl::StatusOr<std::vector<WindowScore>> ScoreWindow(const Transformer& transfor
                                                      std::span<const std::vector<float>> hidden) {
   const int64_t scored = static_cast<int64_t>(ids.size()) - 1;
   std::vector<WindowScore> scores(hidden.size());
-  for (WindowScore& score : scores) score.nats.resize(scored);
+  for (WindowScore& score : scores) {
+    score.nats.resize(scored);
+    score.kl.resize(scored);
+  }
   std::vector<float> base(kTileRows * vocab), mine(kTileRows * vocab);
   std::vector<double> lse(kTileRows);
   std::vector<RowScore> rows(kTileRows);
@@ -56,7 +59,7 @@ absl::StatusOr<std::vector<WindowScore>> ScoreWindow(const Transformer& transfor
       });
       for (int64_t r = 0; r < count; ++r) {
         scores[c].nats[first + r] = static_cast<float>(rows[r].nats);
-        scores[c].kl_sum += rows[r].kl;
+        scores[c].kl[first + r] = rows[r].kl;
         scores[c].top1_agree += rows[r].agrees ? 1 : 0;
       }
     }

@@ -13,7 +13,7 @@ namespace kvring {
 
 struct WindowScore {
   std::vector<float> nats;  // [scored] -log p(next token)
-  double kl_sum = 0;        // sum over tokens of KL(reference || this), nats
+  std::vector<double> kl;   // [scored] KL(reference || this), nats
   int64_t top1_agree = 0;   // tokens whose most likely continuation is the reference's
 };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calibrated codecs from the command line: which artifact is used, what is said about it, what is refused.
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 
 #include "kvstore/calibration_file.h"
@@ -13,26 +12,8 @@
 namespace kvring {
 namespace {
 
-std::string SomeText(int lines) {
-  std::string text;
-  for (int i = 0; i < lines; ++i)
-    text += "Line " + std::to_string(i * 31 % 97) + " of a text that goes on.\n";
-  return text;
-}
-
-class CalibrationCliTest : public CliTest {
+class CalibrationCliTest : public CliTestWithCache {
  protected:
-  void SetUp() override {
-    CliTest::SetUp();
-    // Nothing of the user's own is found, and what tests put there goes with the folder.
-    setenv("XDG_CACHE_HOME", Path("cache").c_str(), 1);
-    text_ = File("text.txt", SomeText(60));  // about 1,200 tokens
-  }
-  void TearDown() override {
-    unsetenv("XDG_CACHE_HOME");
-    CliTest::TearDown();
-  }
-
   // An artifact with test tables of `codecs` (all rows of the registry: {}) for the model at `model_path`.
   // key_range: factor on the keys' thresholds.
   void WriteTables(const std::string& path, const std::string& model_path,
@@ -83,8 +64,6 @@ class CalibrationCliTest : public CliTest {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
-
-  std::string text_;
 };
 
 TEST_F(CalibrationCliTest, WithoutOneTheMessageSaysHowToMakeIt) {

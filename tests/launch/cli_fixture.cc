@@ -34,6 +34,24 @@ void CliTest::SetUp() {
 
 void CliTest::TearDown() { std::filesystem::remove_all(folder_); }
 
+std::string CliTest::SomeText(int lines) {
+  std::string text;
+  for (int i = 0; i < lines; ++i)
+    text += "Line " + std::to_string(i * 31 % 97) + " of a text that goes on.\n";
+  return text;
+}
+
+void CliTestWithCache::SetUp() {
+  CliTest::SetUp();
+  setenv("XDG_CACHE_HOME", Path("cache").c_str(), 1);
+  text_ = File("text.txt", SomeText(60));
+}
+
+void CliTestWithCache::TearDown() {
+  unsetenv("XDG_CACHE_HOME");
+  CliTest::TearDown();
+}
+
 std::string CliTest::File(const std::string& name, const std::string& text) {
   std::ofstream(Path(name), std::ios::binary) << text;
   return Path(name);

@@ -21,6 +21,8 @@ class CliTest : public testing::Test {
   std::string File(const std::string& name, const std::string& text);
   std::string Path(const std::string& name) const { return folder_ + "/" + name; }
   const std::string& model() const { return model_; }
+  // About 20 tokens a line, no line like the last one.
+  static std::string SomeText(int lines);
 
   ProcessResult Kvring(std::vector<std::string> words, double timeout_s = 120,
                        double interrupt_after_s = 0);
@@ -35,6 +37,15 @@ class CliTest : public testing::Test {
 
  private:
   std::string folder_, model_;
+};
+
+// Nothing of the user's own calibrations is found, and what tests put there goes with the folder.
+class CliTestWithCache : public CliTest {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+
+  std::string text_;  // a file of about 1,200 tokens
 };
 
 }  // namespace kvring

@@ -5,23 +5,16 @@
 namespace kvring {
 namespace {
 
-std::string LongText() {
-  std::string text;
-  for (int i = 0; i < 400; ++i)
-    text += "Line " + std::to_string(i * 31 % 97) + " of a text that goes on.\n";
-  return text;
-}
-
 TEST_F(CliTest, EvalComparesCodecsOnTheSameWindows) {
   const auto json =
-      Json({"eval", "-m", model(), "-f", File("text.txt", LongText()), "--kv", "f16,rot4,rot2;int3",
-            "--window", "256", "--windows", "3", "--start", "5"});
+      Json({"eval", "-m", model(), "-f", File("text.txt", SomeText(400)), "--kv",
+            "f16,rot4,rot2;int3", "--window", "256", "--windows", "3", "--start", "5"});
   for (const char* key : {"model", "text", "window", "windows", "start", "rows"})
     EXPECT_TRUE(json.contains(key)) << key;
   ASSERT_EQ(json["rows"].size(), 4u);
   for (const auto& row : json["rows"]) {
     for (const char* key : {"kv", "bits", "bytes_per_token", "nats", "ppl", "nats_over_f16", "ci95",
-                            "kl", "top1", "seconds", "window_nats"}) {
+                            "kl", "top1", "seconds", "window_nats", "by_depth"}) {
       EXPECT_TRUE(row.contains(key)) << key;
     }
     EXPECT_EQ(row["window_nats"].size(), 3u);
@@ -40,7 +33,7 @@ TEST_F(CliTest, EvalComparesCodecsOnTheSameWindows) {
 }
 
 TEST_F(CliTest, EvalIsTheSameOnAnyNumberOfRanks) {
-  const std::string text = File("text.txt", LongText());
+  const std::string text = File("text.txt", SomeText(400));
   const auto run = [&](const char* ranks) {
     return Json({"eval", "-m", model(), "-f", text, "--kv", "rot3,nf4", "--window", "300",
                  "--windows", "2", "--ranks", ranks, "-t", "1"})["rows"];
@@ -64,7 +57,7 @@ TEST_F(CliTest, EvalRefusesWhatTheTextCannotGive) {
 }
 
 TEST_F(CliTest, EvalAsksForPlantedSentences) {
-  const std::string text = File("text.txt", LongText());
+  const std::string text = File("text.txt", SomeText(400));
   const std::vector<std::string> words = {
       "eval",     "-m", model(),    "-f",  text,   "--task",   "retrieval", "--texts", "2",
       "--depths", "3",  "--length", "600", "--kv", "f16,rot2", "-t",        "1"};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // `kvring calibrate` as a user meets it, on a tiny model.
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -13,29 +12,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string SomeText(int lines) {
-  std::string text;
-  for (int i = 0; i < lines; ++i)
-    text += "Line " + std::to_string(i * 31 % 97) + " of a text that goes on.\n";
-  return text;
-}
-
 std::string Bytes(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-class CalibrateCommand : public CliTest {
+class CalibrateCommand : public CliTestWithCache {
  protected:
-  void SetUp() override {
-    CliTest::SetUp();
-    setenv("XDG_CACHE_HOME", Path("cache").c_str(), 1);
-    text_ = File("text.txt", SomeText(60));  // about 1,200 tokens
-  }
-  void TearDown() override {
-    unsetenv("XDG_CACHE_HOME");
-    CliTest::TearDown();
-  }
   std::vector<std::string> Words(const std::string& kv, std::vector<std::string> more) {
     std::vector<std::string> words = {"calibrate", "-m",       model(), "-f",        text_, "--kv",
                                       kv,          "--window", "128",   "--windows", "2"};
@@ -49,8 +32,6 @@ class CalibrateCommand : public CliTest {
       count += entry.path().filename().string().find(part) != std::string::npos;
     return count;
   }
-
-  std::string text_;
 };
 
 TEST_F(CalibrateCommand, SameBytesTwiceAndOnAnyNumberOfThreads) {

@@ -8,6 +8,7 @@
 #include "kvstore/codec_spec.h"
 #include "tests/support/model_run.h"
 #include "tests/support/nuq_tables.h"
+#include "tests/support/tc_tables.h"
 
 namespace kvring {
 namespace {
@@ -30,7 +31,9 @@ const TestModel& Model() {
 std::vector<int32_t> Prompt(int64_t tokens) { return RandomIds(tokens, 0, 256, 11); }
 
 std::shared_ptr<const CodecTables> TablesFor(const std::string& codec) {
-  return NeedsCalibration(codec) ? TestNuqTables(Model().config.kv_shape(64)) : nullptr;
+  if (!NeedsCalibration(codec)) return nullptr;
+  const KvShape shape = Model().config.kv_shape(64);
+  return codec.rfind("tc", 0) == 0 ? TestTcTables(shape, {.sides = 1.0f}) : TestNuqTables(shape);
 }
 
 void ExpectSame(const GreedyRun& a, const GreedyRun& b, const std::string& what) {
@@ -108,14 +111,16 @@ INSTANTIATE_TEST_SUITE_P(Codecs, InvarianceTest,
                                           testing::Values(100, 600, 3000)));
 
 INSTANTIATE_TEST_SUITE_P(Calibrated, InvarianceTest,
-                         testing::Combine(testing::Values("nuq3-1%", "nuq2-1%:paper"),
+                         testing::Combine(testing::Values("nuq3-1%", "nuq2-1%:paper", "tc3",
+                                                          "tc@1.7", "tc2:adapt"),
                                           testing::Values(600)));
 
 TEST(InvarianceTest, EveryVisibilityThatIsAFunctionOfPositions) {
   const std::vector<int32_t> prompt = Prompt(300);
   for (const VisibilityRule rule :
        {VisibilityRule{Visibility::kPacked, 512}, VisibilityRule{Visibility::kExactCell, 64}}) {
-    for (const char* codec : {"rot3", "nf4", "nuq3-1%", "nuq2-1%:token", "nuq4-0.5%:paper"}) {
+    for (const char* codec :
+         {"rot3", "nf4", "nuq3-1%", "nuq2-1%:token", "nuq4-0.5%:paper", "tc2.5"}) {
       GreedyOptions options;
       options.codec = codec;
       options.tables = TablesFor(codec);
