@@ -26,7 +26,8 @@ void RmsNormBackwardRow(const float* x, const float* w, float epsilon, const flo
   for (int64_t i = 0; i < n; ++i) dx[i] += s * w[i] * dy[i] - t * x[i];
 }
 
-void ForRows(int64_t rows, int64_t rows_a_task, const std::function<void(int64_t)>& row) {
+template <class Row>
+void ForRows(int64_t rows, int64_t rows_a_task, const Row& row) {
   ParallelFor((rows + rows_a_task - 1) / rows_a_task, [&](int64_t task) {
     const int64_t first = task * rows_a_task;
     for (int64_t r = first; r < std::min(rows, first + rows_a_task); ++r) row(r);

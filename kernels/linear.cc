@@ -9,6 +9,7 @@
 #include <ctime>
 #include <vector>
 
+#include "kernels/block_linear.h"
 #include "kernels/convert.h"
 #include "kernels/cpu/matmul_shape.h"
 #include "kernels/cpu/quantize_rows.h"
@@ -190,11 +191,28 @@ double TimeForm(LinearMath math) {
 }  // namespace
 
 const char* LinearMathName(LinearMath math) {
-  return math == LinearMath::kF32 ? "f32" : math == LinearMath::kBf16 ? "bf16" : "int8";
+  switch (math) {
+    case LinearMath::kF32:
+      return "f32";
+    case LinearMath::kBf16:
+      return "bf16";
+    case LinearMath::kInt8:
+      return "int8";
+    case LinearMath::kBlocks:
+      return "blocks";
+  }
+  return "unknown";
 }
 
 std::unique_ptr<Linear> MakeLinear(const float* weights, int64_t out, int64_t in,
                                    const LinearOptions& options, std::string* error) {
+  if (options.math == LinearMath::kBlocks) {
+    if (options.keep_for_backward) {
+      *error = "products of blocks have no backward pass";
+      return nullptr;
+    }
+    return MakeBlockLinear({RoundToBlocks(weights, out, in)}, in);
+  }
   auto linear = std::make_unique<SlicedLinear>(out, in, options.math);
   if (!linear->Pack(weights, error)) return nullptr;
   if (options.keep_for_backward && !linear->KeepForBackward(weights, error)) return nullptr;

@@ -12,7 +12,8 @@
 namespace kvring {
 
 // Form of the products of linear layers. kInt8: both sides int8, one scale per row, int32 sums (exact in any order).
-enum class LinearMath : uint8_t { kF32, kBf16, kInt8 };
+// kBlocks: weights as blocks of small integers, activations int8 under one scale per 32 (block_linear.h).
+enum class LinearMath : uint8_t { kF32, kBf16, kInt8, kBlocks };
 const char* LinearMathName(LinearMath math);
 
 class Linear {
@@ -33,7 +34,7 @@ struct LinearOptions {
   bool keep_for_backward = false;  // keeps f32 weights for BackwardData
 };
 
-// weights: [out][in] fp32, copied (packed); may be freed after the call. Null with *error set when the form is not
+// weights: [out][in] fp32, copied (packed; for kBlocks rounded to blocks of int8); may be freed after the call. Null with *error set when the form is not
 // available on this CPU or fails the law there (the implementation checks itself once per form).
 std::unique_ptr<Linear> MakeLinear(const float* weights, int64_t out, int64_t in,
                                    const LinearOptions& options, std::string* error);

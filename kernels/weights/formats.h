@@ -36,9 +36,19 @@ void DequantizeQ50(const uint8_t* bytes, int64_t blocks, float* out);
 void DequantizeQ51(const uint8_t* bytes, int64_t blocks, float* out);
 void DequantizeQ80(const uint8_t* bytes, int64_t blocks, float* out);
 
+// Codes, scales and offsets apart (CodeForm).
+void SplitQ40(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets);
+void SplitQ41(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets);
+void SplitQ50(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets);
+void SplitQ51(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets);
+void SplitQ80(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets);
+
 // k_quants.cc: 256 numbers a block, in sub-blocks with small integer scales.
 void DequantizeQ4K(const uint8_t* bytes, int64_t blocks, float* out);
 void DequantizeQ5K(const uint8_t* bytes, int64_t blocks, float* out);
 void DequantizeQ6K(const uint8_t* bytes, int64_t blocks, float* out);
+void SplitQ4K(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets);
+void SplitQ5K(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets);
+void SplitQ6K(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets);
 
 }  // namespace kvring::weights

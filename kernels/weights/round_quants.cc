@@ -17,6 +17,33 @@ struct Layout {
   bool five_bit;  // the mask follows d (and m)
 };
 
+// One block: codes as they lie, 0 to 15 or 31.
+template <Layout layout>
+void ReadCodes(const uint8_t* bytes, int8_t* codes) {
+  constexpr int kMaskAt = layout.offset ? 4 : 2;
+  constexpr int kCodesAt = kMaskAt + (layout.five_bit ? 4 : 0);
+  const uint32_t mask = layout.five_bit ? Load<uint32_t>(bytes + kMaskAt) : 0;
+  for (int j = 0; j < kHalfBlock; ++j) {
+    const uint8_t pair = bytes[kCodesAt + j];
+    codes[j] = static_cast<int8_t>((pair & 15) | static_cast<int>((mask >> j) & 1) << 4);
+    codes[j + kHalfBlock] =
+        static_cast<int8_t>((pair >> 4) | static_cast<int>((mask >> (j + kHalfBlock)) & 1) << 4);
+  }
+}
+
+// Codes of five bits leave their zero here, those of four keep it (CodeForm::zero).
+template <Layout layout>
+void Split(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets) {
+  constexpr int kBytes = (layout.offset ? 4 : 2) + (layout.five_bit ? 4 : 0) + kHalfBlock;
+  for (int64_t b = 0; b < blocks; ++b, bytes += kBytes, codes += kBlock) {
+    scales[b] = LoadHalf(bytes);
+    if (layout.offset) offsets[b] = LoadHalf(bytes + 2);
+    ReadCodes<layout>(bytes, codes);
+    if (!layout.five_bit) continue;
+    for (int j = 0; j < kBlock; ++j) codes[j] = static_cast<int8_t>(codes[j] - layout.zero);
+  }
+}
+
 template <Layout layout>
 void Dequantize(const uint8_t* bytes, int64_t blocks, float* out) {
   constexpr int kMaskAt = layout.offset ? 4 : 2;
@@ -62,6 +89,30 @@ void DequantizeQ80(const uint8_t* bytes, int64_t blocks, float* out) {
     for (int j = 0; j < kBlock; ++j) {
       out[j] = static_cast<float>(static_cast<int8_t>(bytes[2 + j])) * d;
     }
+  }
+}
+
+void SplitQ40(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets) {
+  Split<Layout{8, false, false}>(bytes, blocks, codes, scales, offsets);
+}
+
+void SplitQ41(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets) {
+  Split<Layout{0, true, false}>(bytes, blocks, codes, scales, offsets);
+}
+
+void SplitQ50(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets) {
+  Split<Layout{16, false, true}>(bytes, blocks, codes, scales, offsets);
+}
+
+void SplitQ51(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales, float* offsets) {
+  Split<Layout{0, true, true}>(bytes, blocks, codes, scales, offsets);
+}
+
+void SplitQ80(const uint8_t* bytes, int64_t blocks, int8_t* codes, float* scales,
+              float* /*offsets*/) {
+  for (int64_t b = 0; b < blocks; ++b, bytes += 2 + kBlock, codes += kBlock) {
+    scales[b] = LoadHalf(bytes);
+    std::memcpy(codes, bytes + 2, kBlock);
   }
 }
 

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 16;
 
-void ForEachRow(int64_t rows, const std::function<void(int64_t)>& body) {
+template <class Body>
+void ForEachRow(int64_t rows, const Body& body) {
   ParallelFor((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
     const int64_t first = task * kRowsPerTask, last = std::min(rows, first + kRowsPerTask);
     for (int64_t r = first; r < last; ++r) body(r);

@@ -8,11 +8,12 @@ namespace kvring {
 
 absl::StatusOr<LinearMath> ParseMath(const std::string& text) {
   if (text == "auto") return ChooseLinearMath();
-  for (const LinearMath math : {LinearMath::kF32, LinearMath::kBf16, LinearMath::kInt8}) {
+  for (const LinearMath math :
+       {LinearMath::kF32, LinearMath::kBf16, LinearMath::kInt8, LinearMath::kBlocks}) {
     if (text == LinearMathName(math)) return math;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("--math '", text, "' is unknown: use auto, f32, bf16 or int8"));
+      absl::StrCat("--math '", text, "' is unknown: use auto, f32, bf16, int8 or blocks"));
 }
 
 absl::StatusOr<AttentionForm> ParseAttention(const std::string& math, const std::string& rounding) {

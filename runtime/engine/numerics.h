@@ -11,7 +11,7 @@
 
 namespace kvring {
 
-// "auto" measures (ChooseLinearMath); "f32", "bf16", "int8" are taken as they are.
+// "auto" measures (ChooseLinearMath); "f32", "bf16", "int8", "blocks" are taken as they are.
 absl::StatusOr<LinearMath> ParseMath(const std::string& text);
 
 // math: "tile" or "int8". rounding: "" for all, else a list of query, bias, weights: those alone are rounded, in plain loops.

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 16;  // elementwise work is split by rows
 
-void ForRows(int64_t rows, const std::function<void(int64_t, int64_t)>& body) {
+template <class Body>
+void ForRows(int64_t rows, const Body& body) {
   ParallelFor((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
     const int64_t first = task * kRowsPerTask;
     body(first, std::min(rows - first, kRowsPerTask));

@@ -24,6 +24,8 @@ class Loader {
 
  private:
   absl::StatusOr<std::vector<float>> QkvBias(const std::string& blk);
+  absl::StatusOr<std::unique_ptr<Linear>> PackBlocks(const std::vector<std::string>& names,
+                                                     int64_t in);
 
   const GgufFile& file_;
   const ModelConfig& config_;
@@ -33,6 +35,8 @@ class Loader {
 
 absl::StatusOr<std::unique_ptr<Linear>> Loader::Pack(const std::vector<std::string>& names,
                                                      int64_t in) {
+  if (options_.math == LinearMath::kBlocks && !options_.keep_for_backward)
+    return PackBlocks(names, in);
   KVRING_ASSIGN_OR_RETURN(const std::vector<float> weights, ReadFloats(file_, names));
   LinearOptions linear_options;
   linear_options.math = options_.math;
@@ -45,6 +49,19 @@ absl::StatusOr<std::unique_ptr<Linear>> Loader::Pack(const std::vector<std::stri
                                                  "' cannot be packed as ",
                                                  LinearMathName(options_.math), ": ", error));
   }
+  bytes_ += linear->bytes();
+  return linear;
+}
+
+// The file's own blocks, each tensor in its form.
+absl::StatusOr<std::unique_ptr<Linear>> Loader::PackBlocks(const std::vector<std::string>& names,
+                                                           int64_t in) {
+  std::vector<BlockWeights> parts;
+  for (const std::string& name : names) {
+    KVRING_ASSIGN_OR_RETURN(BlockWeights part, ReadBlocks(file_, name));
+    parts.push_back(std::move(part));
+  }
+  std::unique_ptr<Linear> linear = MakeBlockLinear(parts, in);
   bytes_ += linear->bytes();
   return linear;
 }

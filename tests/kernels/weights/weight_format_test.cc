@@ -82,6 +82,30 @@ TEST_P(WeightFormats, NoBlocksWriteNothing) {
   EXPECT_EQ(guard, 7.0f);
 }
 
+// Codes, scales and offsets give the numbers back, bit for bit, and codes keep to their range.
+TEST_P(WeightFormats, SplitBlocksHoldTheSameNumbers) {
+  const WeightFormat& format = GetParam();
+  const CodeForm& form = format.form;
+  ASSERT_EQ(form.bits == 0, format.split == nullptr);
+  if (format.split == nullptr) {
+    EXPECT_EQ(format.block_elements, 1);  // plain numbers
+    return;
+  }
+  const Golden golden = ReadGolden(format);
+  const size_t groups = golden.floats.size() / form.group;
+  std::vector<int8_t> codes(golden.floats.size());
+  std::vector<float> scales(groups), offsets(form.offset ? groups : 0);
+  format.split(reinterpret_cast<const uint8_t*>(golden.bytes.data()), golden.blocks, codes.data(),
+               scales.data(), offsets.data());
+  for (size_t i = 0; i < codes.size(); ++i) {
+    if (form.bits == 4) ASSERT_TRUE(codes[i] >= 0 && codes[i] < 16);
+    float value = scales[i / form.group] * static_cast<float>(codes[i] - form.zero);
+    if (form.offset) value += offsets[i / form.group];
+    ASSERT_EQ(std::bit_cast<uint32_t>(value), std::bit_cast<uint32_t>(golden.floats[i]))
+        << format.name << " element " << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Table, WeightFormats,
                          testing::ValuesIn(AllWeightFormats().begin(), AllWeightFormats().end()),
                          [](const auto& info) { return std::string(info.param.name); });
