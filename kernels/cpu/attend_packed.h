@@ -5,7 +5,8 @@
 // page alone, and are equal on all instruction sets with fused multiply-add. Private to kernels/.
 //
 // One width (rot): score(row, n) = s_n unit q_scale <q8, level[code_n]> + bias(n); w_n = p_n s_n; u_n = round(w_n 255 / max w);
-// o += max w / 255 unit <u, level[code]>. Weights below 2^-100 of the row's largest add nothing.
+// o += max w / 255 unit <u, level[code]>, p_n being relative to a logit near the row's largest (kPackedSlack). Pages whose
+// weights are all below 2^-100 of it add no value.
 //
 // Classes (tc): 8 coefficients each, of 0 to 6 bits, and a scale s_g a token and 64 coefficients. Units of the levels are part
 // of the query, whose first 16 coefficients have a step of their own: score = bias + sum over terms of s_g(term) q_scale(term)
@@ -26,6 +27,10 @@ inline constexpr int kPackedBlock = 64;     // slots of a page that is read this
 inline constexpr int kPackedClass = 8;      // coefficients of a class
 inline constexpr int kPackedGainRows = 64;  // coefficients of a scale
 inline constexpr int kPackedMaxDim = 512;
+// A row's sums are relative to a logit that stays until a page passes it by more than this: weights p stay below 2^8.
+inline constexpr float kPackedSlack = 8.0f;
+inline constexpr float kLeastWeight =
+    0x1p-100f;  // the largest of a page, below which it adds no value
 inline constexpr float kNoLogit = -std::numeric_limits<float>::infinity();  // of a row without keys
 
 // Levels of classes by bits.

@@ -22,20 +22,36 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::CappedTag<float, 16>;
 using F32V = hn::Vec<F32>;
 
-// x below 127.5, or NaN.
+// P(f) of exp2.h.
 template <class D, class V>
-HWY_INLINE V Exp2VecBelow(D d, V x) {
-  const hn::RebindToUnsigned<D> du;
-  const V magic = hn::Set(d, kExp2Magic);
-  const V shifted = hn::Add(x, magic);
-  const V f = hn::Sub(x, hn::Sub(shifted, magic));
+HWY_INLINE V Exp2Poly(D d, V f) {
   V p = hn::Set(d, kExp2Poly[5]);
   p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[4]));
   p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[3]));
   p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[2]));
   p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[1]));
   p = hn::MulAdd(p, f, hn::Set(d, kExp2Poly[0]));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  return hn::MulAdd(p, f, hn::Set(d, 1.0f));
+}
+
+// x below 127.5, or NaN.
+template <class D, class V>
+HWY_INLINE V Exp2VecBelow(D d, V x) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  // The same numbers: the instructions round as the magic number does, and scale by 2^n without loss where the result is
+  // not zeroed.
+  if constexpr (sizeof(x.raw) == 64) {
+    const __m512 n = _mm512_roundscale_ps(x.raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const V p = Exp2Poly(d, V{_mm512_sub_ps(x.raw, n)});
+    const __mmask16 some = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(kExp2Low), _CMP_NLT_UQ);
+    return V{_mm512_maskz_scalef_ps(some, p.raw, n)};
+  }
+#endif
+  const hn::RebindToUnsigned<D> du;
+  const V magic = hn::Set(d, kExp2Magic);
+  const V shifted = hn::Add(x, magic);
+  const V f = hn::Sub(x, hn::Sub(shifted, magic));
+  const V p = Exp2Poly(d, f);
   const auto n = hn::Sub(hn::BitCast(du, shifted), hn::BitCast(du, magic));
   const auto biased = hn::Add(n, hn::Set(du, 127u));
   const V power = hn::BitCast(d, hn::ShiftLeft<23>(biased));

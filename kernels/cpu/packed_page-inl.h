@@ -30,7 +30,6 @@ namespace kvring::HWY_NAMESPACE {
 inline void TurnToPage(const PackedQueries& q, int64_t first, int64_t rows, const float* turn,
                        uint32_t* out) {
   const F32 d;
-  const hn::Rebind<int16_t, I32> d16;
   const int64_t stride = q.stride;
   int16_t* to = reinterpret_cast<int16_t*>(out);
   for (int64_t r = 0; r < rows; ++r, to += 2 * stride) {
@@ -38,23 +37,16 @@ inline void TurnToPage(const PackedQueries& q, int64_t first, int64_t rows, cons
     for (int64_t p = 0; p < stride; p += static_cast<int64_t>(hn::Lanes(d))) {
       const auto re = hn::LoadU(d, z + p), im = hn::LoadU(d, z + stride + p);
       const auto c = hn::LoadU(d, turn + p), s = hn::LoadU(d, turn + stride + p);
-      const auto a = hn::NearestInt(hn::MulAdd(im, s, hn::Mul(re, c)));
-      const auto b = hn::NearestInt(hn::NegMulAdd(re, s, hn::Mul(im, c)));
-      hn::StoreU(hn::DemoteTo(d16, a), d16, to + p);
-      hn::StoreU(hn::DemoteTo(d16, b), d16, to + stride + p);
+      StoreHalfWords(ToNearest(hn::MulAdd(im, s, hn::Mul(re, c))), to + p);
+      StoreHalfWords(ToNearest(hn::NegMulAdd(re, s, hn::Mul(im, c))), to + stride + p);
     }
   }
 }
 
-// What a row passes from step to step.
-struct RowStep {
-  int end;  // slots [page.first, end) are seen; none when end <= page.first
-  float m;
-};
-
 // Everything of a page that its rows share.
 template <class Codes>
 struct PageStep {
+  using RowSums = LaneSums<Codes::kMaxGroups>;
   PageStep(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
            const PackedRoom& room, int turn)
       : form(form),
@@ -70,12 +62,11 @@ struct PageStep {
       ScaleFloats(page.v_scales + g * kPackedBlock, v_scale[g]);
   }
 
-  // s = logits of row r (of the group); slots that it does not see are -inf. What the row's maximum becomes.
-  float Logits(int64_t r, int end, float old_m, float* s) const {
+  // x = logits of row r (of the group); slots that it does not see are -inf.
+  HWY_INLINE void Logits(int64_t r, int end, F32V* x) const {
     const F32 d;
     const PackedQueries& q = *rows.queries;
     const int64_t row = rows.first + group_first + r;
-    F32V top = hn::Set(d, old_m), x[kParts];
     Bias(r, row, x);
     const int32_t* sums = room.scores[turn] + r * codes.terms() * kPackedBlock;
     for (int t = 0; t < codes.terms(); ++t, sums += kPackedBlock) {
@@ -86,22 +77,24 @@ struct PageStep {
         x[i] = hn::MulAdd(sum, hn::Mul(scale[i], step), x[i]);
       }
     }
-    for (int i = 0; i < kParts; ++i) hn::StoreU(x[i], d, s + PartAt(i));
     if (rows.scores != nullptr) {
+      float* const s = LogitsAt(r);
+      for (int i = 0; i < kParts; ++i) hn::StoreU(x[i], d, s + PartAt(i));
       rows.scores->AddScores(row, page.begin + page.first, end - page.first, s + page.first);
     }
-    if (page.first > 0 || end < kPackedBlock) {
-      const F32V low = hn::Set(d, static_cast<float>(page.first));
-      const F32V high = hn::Set(d, static_cast<float>(end));
-      const F32V never = hn::Set(d, -std::numeric_limits<float>::infinity());
-      for (int i = 0; i < kParts; ++i) {
-        const F32V slot = hn::Iota(d, static_cast<float>(PartAt(i)));
-        x[i] = hn::IfThenElse(hn::And(hn::Ge(slot, low), hn::Lt(slot, high)), x[i], never);
-        hn::StoreU(x[i], d, s + PartAt(i));
-      }
+    if (page.first > 0 || end < kPackedBlock) Hide(end, x);
+  }
+
+  // Slots outside [page.first, end).
+  void Hide(int end, F32V* x) const {
+    const F32 d;
+    const F32V low = hn::Set(d, static_cast<float>(page.first));
+    const F32V high = hn::Set(d, static_cast<float>(end));
+    const F32V never = hn::Set(d, kNoLogit);
+    for (int i = 0; i < kParts; ++i) {
+      const F32V slot = hn::Iota(d, static_cast<float>(PartAt(i)));
+      x[i] = hn::IfThenElse(hn::And(hn::Ge(slot, low), hn::Lt(slot, high)), x[i], never);
     }
-    for (int i = 0; i < kParts; ++i) top = hn::Max(top, x[i]);
-    return hn::GetLane(hn::MaxOfLanes(d, top));
   }
 
   // b = the bias of each slot: even and odd parts about the page's middle, their sum after it and their difference before it.
@@ -122,86 +115,106 @@ struct PageStep {
     }
   }
 
-  // Logits of row r to weights p_n s_n of every group; l takes the sum of p.
-  void Weights(float m, float alpha, int64_t r, float* s) {
+  // What the row's sums are relative to, for these logits: a page's largest only where it passes the old one by more than the
+  // slack, so that most pages scale no sums and wait for no maximum over lanes.
+  HWY_INLINE float Reference(int64_t r, const F32V* x) {
     const F32 d;
-    constexpr int kRegisters = static_cast<int>(16 / hn::MaxLanes(F32()));
-    F32V sum[kRegisters];
-    F32V most[Codes::kMaxGroups];
-    for (int g = 0; g < codes.groups(); ++g) most[g] = hn::Zero(d);
-    const F32V shift = hn::Set(d, m);
+    float* const m = rows.partial.m + group_first + r;
+    F32V top = x[0];
+    for (int i = 1; i < kParts; ++i) top = hn::Max(top, x[i]);
+    const F32V bound = hn::Set(d, *m + kPackedSlack);
+    if (!hn::AllFalse(d, hn::Gt(top, bound))) Move(r, hn::GetLane(hn::MaxOfLanes(d, top)));
+    if (rows.o != nullptr && rows.o_m[group_first + r] != *m) MoveTurned(r);
+    return *m;
+  }
+
+  static void Scale(float alpha, int64_t n, float* o) {
+    const F32 d;
+    for (int64_t i = 0; i < n; i += static_cast<int64_t>(hn::Lanes(d)))
+      hn::StoreU(hn::Mul(hn::Set(d, alpha), hn::LoadU(d, o + i)), d, o + i);
+  }
+
+  HWY_NOINLINE void Move(int64_t r, float new_m) {
+    const int64_t row = group_first + r;
+    const float alpha = Exp2(rows.partial.m[row] - new_m);
+    rows.partial.m[row] = new_m;
+    rows.partial.l[row] *= alpha;
+    Scale(alpha, form.dv, rows.partial.o + row * form.dv);
+  }
+
+  // Sums of values that are kept apart follow.
+  HWY_NOINLINE void MoveTurned(int64_t r) {
+    const int64_t row = group_first + r;
+    Scale(Exp2(rows.o_m[row] - rows.partial.m[row]), form.dv, rows.o + row * form.dv);
+    rows.o_m[row] = rows.partial.m[row];
+  }
+
+  // Row r's logits to weights p_n s_n of every group; sums of p and the largest weights by lanes.
+  HWY_INLINE void Weights(int64_t r, RowSums& of, int64_t place) {
+    const F32 d;
+    F32V x[kParts];
+    Logits(r, ends[r], x);
+    const F32V shift = hn::Set(d, Reference(r, x));
+    float* const s = LogitsAt(r);
+    F32V* const sum = of.p[place];
     for (int i = 0; i < kParts; ++i) {
-      const F32V p = Exp2VecBelow(d, hn::Sub(hn::LoadU(d, s + PartAt(i)), shift));
-      sum[i % kRegisters] = i < kRegisters ? p : hn::Add(sum[i % kRegisters], p);
+      const F32V p = Exp2VecBelow(d, hn::Sub(x[i], shift));
+      sum[i % kSumRegisters] = i < kSumRegisters ? p : hn::Add(sum[i % kSumRegisters], p);
       for (int g = 0; g < codes.groups(); ++g) {
         const F32V weight = hn::Mul(p, v_scale[g][i]);
         hn::StoreU(weight, d, s + g * kPackedBlock + PartAt(i));
-        most[g] = hn::Max(most[g], weight);
+        F32V& most = of.most[g][place];
+        most = i == 0 ? weight : hn::Max(most, weight);
       }
     }
-    float* const l = rows.partial.l + group_first + r;
-    *l = *l * alpha + SumVirtual(sum);
-    for (int g = 0; g < codes.groups(); ++g)
-      largest[g][r] = hn::GetLane(hn::MaxOfLanes(d, most[g]));
   }
 
-  // Weights to bytes in steps of most / 255; what a step stands for.
-  float Round(const float* s, float most, uint8_t* to) const {
+  // Weights to bytes, in steps that `inverse` is one over.
+  HWY_INLINE void Round(const float* s, float inverse_step, uint8_t* to) const {
     const F32 d;
     [[maybe_unused]] const hn::Rebind<uint8_t, I32> d8;
     const int order = Codes::kOrder != 0 ? Codes::kOrder : form.bits;
-    // Weights that small add nothing; and 255 over them would leave fp32's range.
-    const bool any = most >= 0x1p-100f;
-    const F32V inverse = hn::Set(d, any ? 255.0f / most : 0.0f);
-#if KVRING_VNNI
+    const F32V factor = hn::Set(d, inverse_step);
     I32V level[kParts];
     for (int i = 0; i < kParts; ++i)
-      level[i] = hn::NearestInt(hn::Mul(hn::LoadU(d, s + PartAt(i)), inverse));
+      level[i] = ToNearest(hn::Mul(hn::LoadU(d, s + PartAt(i)), factor));
+#if KVRING_VNNI
     const __m512i low = _mm512_packs_epi32(level[0].raw, level[1].raw);
     const __m512i high = _mm512_packs_epi32(level[2].raw, level[3].raw);
     const __m512i bytes = _mm512_packus_epi16(low, high);
     _mm512_storeu_si512(to, _mm512_permutexvar_epi8(_mm512_load_si512(PackedOrder(order)), bytes));
 #else
-    for (int i = 0; i < kParts; ++i) {
-      const auto level = hn::NearestInt(hn::Mul(hn::LoadU(d, s + PartAt(i)), inverse));
-      hn::StoreU(hn::DemoteTo(d8, level), d8, to + PartAt(i));
-    }
+    for (int i = 0; i < kParts; ++i) hn::StoreU(hn::DemoteTo(d8, level[i]), d8, to + PartAt(i));
     StoreInOrder(order, to, to, kPackedBlock);
 #endif
-    return any ? most / 255.0f * form.unit : 0.0f;
   }
 
   float* LogitsAt(int64_t r) const { return room.logits + r * codes.groups() * kPackedBlock; }
 
-  // Each step is taken by all rows before the next one: rows wait for no chain but their own.
-  void AllLogits(int64_t count) {
+  void Begin(int64_t count) {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t row = group_first + r;
       const int64_t seen = rows.positions[row] - page.begin + 1;
-      steps[r].end = static_cast<int>(std::min<int64_t>(page.tokens, seen));
-      if (!Sees(r)) continue;
-      float *m = rows.partial.m + row, *l = rows.partial.l + row;
-      if (*l == 0.0f) {
-        *m = -std::numeric_limits<float>::infinity();
-        std::fill_n(rows.partial.o + row * form.dv, form.dv, 0.0f);
-      }
-      steps[r].m = Logits(r, steps[r].end, *m, LogitsAt(r));
-      alpha[0][r] = *m - steps[r].m;
-      *m = steps[r].m;
-      if (rows.o == nullptr) continue;
-      alpha[1][r] = rows.o_m[row] - steps[r].m;
-      rows.o_m[row] = steps[r].m;
+      ends[r] = static_cast<int>(std::min<int64_t>(page.tokens, seen));
+      if (!Sees(r) || rows.partial.l[row] != 0.0f) continue;
+      rows.partial.m[row] = kNoLogit;
+      std::fill_n(rows.partial.o + row * form.dv, form.dv, 0.0f);
     }
   }
 
+  // Four rows at a time: their sums over lanes, and what their bytes are steps of, are formed together.
   void AllWeights(int64_t count) {
-    const F32 d;
-    const int sets = rows.o == nullptr ? 1 : 2;
-    for (int k = 0; k < sets; ++k)
-      for (int64_t r = 0; r < count; r += static_cast<int64_t>(hn::Lanes(d)))
-        hn::Store(Exp2VecBelow(d, hn::Load(d, alpha[k] + r)), d, alpha[k] + r);
-    for (int64_t r = 0; r < count; ++r)
-      if (Sees(r)) Weights(steps[r].m, alpha[0][r], r, LogitsAt(r));
+    for (int64_t first = 0; first < count; first += kSumRows) {
+      RowSums of;
+      const int64_t here = std::min<int64_t>(kSumRows, count - first);
+      for (int64_t i = 0; i < kSumRows; ++i)
+        i < here&& Sees(first + i) ? Weights(first + i, of, i) : of.Clear(i, codes.groups());
+      alignas(16) float sum[kSumRows];
+      AddLanes(of.p, sum);
+      for (int64_t i = 0; i < here; ++i) rows.partial.l[group_first + first + i] += sum[i];
+      for (int g = 0; g < codes.groups(); ++g)
+        ByteSteps(of.most[g], form.unit, inverse[g] + first, step[g] + first);
+    }
   }
 
   void AllRound(int64_t count) {
@@ -210,25 +223,19 @@ struct PageStep {
       uint8_t* const to = room.weights + r * groups * kPackedBlock;
       if (Sees(r)) {
         for (int g = 0; g < groups; ++g)
-          step[g][r] = Round(LogitsAt(r) + g * kPackedBlock, largest[g][r], to + g * kPackedBlock);
+          Round(LogitsAt(r) + g * kPackedBlock, inverse[g][r], to + g * kPackedBlock);
       } else {
         std::fill_n(to, groups * kPackedBlock, uint8_t{0});
       }
     }
   }
 
-  bool Sees(int64_t r) const { return steps[r].end > page.first; }
+  bool Sees(int64_t r) const { return ends[r] > page.first; }
 
   void AddValues(int64_t r) const {
     const F32 d;
-    if (rows.o != nullptr && alpha[0][r] != 1.0f) {
-      float* const exact = rows.partial.o + (group_first + r) * form.dv;
-      for (int64_t i = 0; i < form.dv; i += static_cast<int64_t>(hn::Lanes(d)))
-        hn::StoreU(hn::Mul(hn::Set(d, alpha[0][r]), hn::LoadU(d, exact + i)), d, exact + i);
-    }
     float* const o = (rows.o == nullptr ? rows.partial.o : rows.o) + (group_first + r) * form.dv;
     const int32_t* const sums = room.sums + r * form.dv;
-    const F32V scale = hn::Set(d, alpha[rows.o == nullptr ? 0 : 1][r]);
     F32V unit = hn::Set(d, step[0][r]);
     for (int64_t i = 0; i < form.dv; i += static_cast<int64_t>(hn::Lanes(d))) {
       if constexpr (Codes::kSteps) {
@@ -236,7 +243,7 @@ struct PageStep {
         unit = hn::Mul(hn::Set(d, step[g][r]), hn::LoadU(d, codes.value_step + i));
       }
       const F32V sum = hn::ConvertTo(d, hn::LoadU(I32(), sums + i));
-      hn::StoreU(hn::MulAdd(sum, unit, hn::Mul(scale, hn::LoadU(d, o + i))), d, o + i);
+      hn::StoreU(hn::MulAdd(sum, unit, hn::LoadU(d, o + i)), d, o + i);
     }
   }
 
@@ -274,7 +281,7 @@ struct PageStep {
       Biases(page, count, turn);
       Keys(page, count, turn);
     }
-    AllLogits(count);
+    Begin(count);
     if (next != nullptr) Biases(*next, count, other);
     AllWeights(count);
     if (next != nullptr) Keys(*next, count, other);
@@ -290,12 +297,12 @@ struct PageStep {
   bool fused;  // codes are read from the page's words
   Codes codes;
   int64_t group_first = 0;
-  RowStep steps[kPackedGroup];
-  float largest[Codes::kMaxGroups][kPackedGroup], step[Codes::kMaxGroups][kPackedGroup];
-  alignas(64) float alpha[2][16] = {};  // of l, and of sums of values apart
+  int ends[kPackedGroup];  // slots [page.first, end) are seen; none when end <= page.first
+  // Bytes a unit of weight, and what a byte stands for.
+  alignas(16) float inverse[Codes::kMaxGroups][kPackedGroup], step[Codes::kMaxGroups][kPackedGroup];
   F32V k_scale[Codes::kMaxGroups][kParts], v_scale[Codes::kMaxGroups][kParts];
 };
-static_assert(kPackedGroup <= 16);
+static_assert(kPackedGroup % kSumRows == 0);
 
 // A page for all rows.
 template <class Codes>

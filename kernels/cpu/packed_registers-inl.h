@@ -45,6 +45,83 @@ HWY_INLINE float SumVirtual(const F32V* v) {
   return SumLanes16(v);
 }
 
+// Nearest integers of numbers that int32 can hold; on x86 without Highway's correction of those that it cannot.
+HWY_INLINE I32V ToNearest(F32V x) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return I32V{_mm512_cvtps_epi32(x.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  return I32V{_mm256_cvtps_epi32(x.raw)};
+#else
+  return hn::NearestInt(x);
+#endif
+}
+
+// Numbers that int16 can hold.
+HWY_INLINE void StoreHalfWords(I32V x, int16_t* to) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.raw));
+#else
+  const hn::Rebind<int16_t, I32> d16;
+  hn::StoreU(hn::DemoteTo(d16, x), d16, to);
+#endif
+}
+
+// Rows whose lanes are summed together, and the registers of a row's 16 lanes.
+inline constexpr int kSumRows = 4;
+inline constexpr int kSumRegisters = static_cast<int>(16 / hn::MaxLanes(F32()));
+
+// By lanes, of four rows: sums of p, and the largest weights of each group.
+template <int kGroups>
+struct LaneSums {
+  F32V p[kSumRows][kSumRegisters];
+  F32V most[kGroups][kSumRows];
+
+  void Clear(int64_t row, int groups) {
+    for (F32V& v : p[row]) v = hn::Zero(F32());
+    for (int g = 0; g < groups; ++g) most[g][row] = hn::Zero(F32());
+  }
+};
+
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+// Four registers to one number each by halves: lane i with lane i + 8, then i + 4, i + 2, i + 1.
+template <class Join>
+HWY_INLINE __m128 JoinLanes(__m512 a, __m512 b, __m512 c, __m512 d, const Join& join) {
+  const __m512 ab = join(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  const __m512 cd = join(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+  __m512 x = join(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  x = join(x, _mm512_permute_ps(x, 0x4e));
+  x = join(x, _mm512_permute_ps(x, 0xb1));
+  const __m512i first = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+  return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, x));
+}
+#endif
+
+HWY_INLINE void AddLanes(const F32V (&p)[kSumRows][kSumRegisters], float* sum) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  const auto add = [](__m512 x, __m512 y) HWY_ATTR { return _mm512_add_ps(x, y); };
+  _mm_store_ps(sum, JoinLanes(p[0][0].raw, p[1][0].raw, p[2][0].raw, p[3][0].raw, add));
+#else
+  for (int r = 0; r < kSumRows; ++r) sum[r] = SumVirtual(p[r]);
+#endif
+}
+
+// Bytes a unit of weight, and what a byte stands for with levels of `unit`: 255 bytes are the largest weight. Weights that
+// are small beside the row's add nothing; and 255 over them would leave fp32's range.
+HWY_INLINE void ByteSteps(const F32V (&most)[kSumRows], float unit, float* inverse, float* step) {
+  alignas(16) float largest[kSumRows];
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  const auto max = [](__m512 x, __m512 y) HWY_ATTR { return _mm512_max_ps(x, y); };
+  _mm_store_ps(largest, JoinLanes(most[0].raw, most[1].raw, most[2].raw, most[3].raw, max));
+#else
+  for (int r = 0; r < kSumRows; ++r) largest[r] = hn::GetLane(hn::MaxOfLanes(F32(), most[r]));
+#endif
+  const hn::FixedTag<float, kSumRows> d;
+  const auto x = hn::Load(d, largest), all = hn::Set(d, 255.0f);
+  const auto any = hn::Ge(x, hn::Set(d, kLeastWeight));
+  hn::Store(hn::IfThenElseZero(any, hn::Div(all, x)), d, inverse);
+  hn::Store(hn::IfThenElseZero(any, hn::Mul(hn::Div(x, all), hn::Set(d, unit))), d, step);
+}
+
 // s[i] = 2^((e[i] - 112) / 8), 0 for e = 0: ScaleValue of kernels/codec/lloyd_max.h on registers.
 HWY_INLINE void ScaleFloats(const uint8_t* e, F32V* s) {
   const F32 d;

@@ -14,6 +14,7 @@ namespace kvring {
 namespace {
 
 constexpr int kSlots = 64;
+constexpr float kSlack = 8.0f;  // what a logit may pass the row's reference by before that moves
 
 double Step(float x, bool round) { return round ? std::nearbyint(x) : x; }
 
@@ -244,8 +245,8 @@ void AddPage(const Form& form, const Levels& levels, const std::array<float, kSl
              int first, int end, bool round, const SoftmaxPartial& row, const ValueSums& values) {
   const float old_m = *row.l == 0.0f ? -std::numeric_limits<float>::infinity() : *row.m;
   if (*row.l == 0.0f) std::fill_n(row.o, form.dv, 0.0f);
-  float m = old_m;
-  for (int t = first; t < end; ++t) m = std::max(m, logits[t]);
+  const float most = *std::max_element(logits.begin() + first, logits.begin() + end);
+  const float m = most > old_m + kSlack ? most : old_m;
   std::array<float, kSlots> p{};
   std::array<float, 16> sum{};
   for (int t = first; t < end; ++t) {
