@@ -134,10 +134,17 @@ struct PageStep {
       hn::StoreU(hn::Mul(hn::Set(d, alpha), hn::LoadU(d, o + i)), d, o + i);
   }
 
+  // exp2 by this target's instructions: in plain code a fused multiply-add may be a call.
+  static float Factor(float old_m, float new_m) {
+    const F32 d;
+    return hn::GetLane(Exp2Vec(d, hn::Set(d, old_m - new_m)));
+  }
+
   HWY_NOINLINE void Move(int64_t r, float new_m) {
     const int64_t row = group_first + r;
-    const float alpha = Exp2(rows.partial.m[row] - new_m);
+    const float alpha = Factor(rows.partial.m[row], new_m);
     rows.partial.m[row] = new_m;
+    if (rows.partial.l[row] == 0.0f) return;  // the sums are zeros
     rows.partial.l[row] *= alpha;
     Scale(alpha, form.dv, rows.partial.o + row * form.dv);
   }
@@ -145,7 +152,7 @@ struct PageStep {
   // Sums of values that are kept apart follow.
   HWY_NOINLINE void MoveTurned(int64_t r) {
     const int64_t row = group_first + r;
-    Scale(Exp2(rows.o_m[row] - rows.partial.m[row]), form.dv, rows.o + row * form.dv);
+    Scale(Factor(rows.o_m[row], rows.partial.m[row]), form.dv, rows.o + row * form.dv);
     rows.o_m[row] = rows.partial.m[row];
   }
 
