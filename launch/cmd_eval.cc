@@ -23,6 +23,8 @@ namespace kvring {
 namespace {
 
 struct EvalFlags {
+  EvalFlags() { model.attention_math = "tile"; }  // the codec alone, not how it is read
+
   ModelFlags model;
   std::string text;
   std::string codecs = "f16,rot4";

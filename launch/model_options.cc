@@ -19,8 +19,8 @@ void AddModelFlags(CLI::App& app, ModelFlags& flags) {
                  "8-bit blocks by integer dot products)")
       ->capture_default_str();
   app.add_option("--attention-math", flags.attention_math,
-                 "how packed keys and values are read: tile (decoded to fp32), int8 (codes of rot "
-                 "and tc by integer dot products; other codecs by tiles)")
+                 "how packed keys and values are read: int8 (codes of rot and tc by integer dot "
+                 "products; other codecs as tiles), tile (decoded to fp32)")
       ->capture_default_str();
   app.add_option("--visibility", flags.visibility,
                  "what queries see of recent keys: exact-cell, packed, teacher, exact-chunk")

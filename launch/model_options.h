@@ -22,7 +22,7 @@ namespace kvring {
 struct ModelFlags {
   std::string model;
   std::string math = "auto";
-  std::string attention_math = "tile", attention_rounding;
+  std::string attention_math = "int8", attention_rounding;
   std::string visibility = "exact-cell";
   std::string cell = "512";
   int block_tokens = 64;

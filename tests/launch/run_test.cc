@@ -98,11 +98,12 @@ TEST_F(CliTest, AttentionMathIsAFlagAndPartOfTheNumerics) {
   const std::string text = File("long.txt", Words(300));
   std::vector<std::string> run = {"run",       "-m", model(), "-f",           text,     "-p",
                                   "And then?", "-n", "4",     "--ignore-eos", "--math", "f32"};
-  const auto tile = Json(run);
-  EXPECT_NE(tile["numerics"].get<std::string>().find("f32/q-f32/p-f32/"), std::string::npos);
-  run.insert(run.end(), {"--attention-math", "int8"});
   const auto int8 = Json(run);
   EXPECT_NE(int8["numerics"].get<std::string>().find("f32/q-int8/p-u8/"), std::string::npos);
+  auto by_tiles = run;
+  by_tiles.insert(by_tiles.end(), {"--attention-math", "tile"});
+  const auto tile = Json(by_tiles);
+  EXPECT_NE(tile["numerics"].get<std::string>().find("f32/q-f32/p-f32/"), std::string::npos);
   EXPECT_NE(int8["logits_hash"], tile["logits_hash"]);
   run.insert(run.end(), {"--ranks", "3", "--chunk", "64"});
   EXPECT_EQ(Json(run)["logits_hash"], int8["logits_hash"]);
