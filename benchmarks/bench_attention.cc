@@ -214,17 +214,76 @@ void BenchDecode(benchmark::State& state, const char* name, AttentionMath math) 
   state.counters["GB/s"] = rate(pages.bytes() * 1e-9);
   state.counters["of_read"] = rate(pages.bytes() / ReadRate(megabytes));
   state.counters["Mkeys/s"] = rate(keys * 1e-6);
+  state.counters["ns/page"] =
+      benchmark::Counter(keys / 64 * 1e-9, benchmark::Counter::kIsIterationInvariantRate |
+                                               benchmark::Counter::kInvert);
 }
+
+// Exact rows of open cells: one sequence's fp16 rows of 512 tokens, keys of `name`'s domain. Args: head size, query heads.
+void BenchExactRows(benchmark::State& state, const char* name) {
+  const int d = static_cast<int>(state.range(0));
+  const int64_t group = state.range(1), tokens = 512;
+  const RopeTable rope = MakeRopeTable(RopePairing::kInterleaved, d, d, 100000.0, {});
+  CodecOptions options;
+  options.shape = {1, static_cast<int>(group), 1, d, d, 64};
+  options.rope = {&rope};
+  const auto codec = FindCodec(name)->make(*FindCodec(name), options).codec;
+  const auto numbers = Numbers(tokens * d, 1.0f);
+  std::vector<Half> rows(numbers.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = FloatToHalf(numbers[i]);
+  std::vector<PageView> views(tokens / 64);
+  for (size_t i = 0; i < views.size(); ++i) {
+    views[i].exact_k = views[i].exact_v = rows.data() + i * 64 * d;
+    views[i].exact_k_stride = views[i].exact_v_stride = d;
+    views[i].begin = static_cast<int64_t>(i) * 64;
+    views[i].tokens = 64;
+  }
+  const auto raw = Numbers(group * d, 1.44f / std::sqrt(static_cast<float>(d)));
+  const std::vector<int64_t> positions(static_cast<size_t>(group), tokens - 1);
+  std::vector<float> storage(static_cast<size_t>(PartialFloats(group, d)));
+  const SoftmaxPartial partial = PartialAt(storage.data(), group, d);
+  AttendScratch scratch;
+  AttendArgs args;
+  args.codec = codec.get();
+  args.rope = &rope;
+  args.dk = args.dv = d;
+  args.positions = positions;
+  args.raw_q = args.packed_q = raw.data();
+  args.pages = views;
+  for (auto _ : state) {
+    MakeEmpty(partial);
+    AttendPages(args, scratch, partial);
+    benchmark::ClobberMemory();
+  }
+  state.counters["ns/page"] = benchmark::Counter(
+      static_cast<double>(views.size()) * 1e-9,
+      benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+
+void ExactArgs(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"d", "group"});
+  for (int d : {64, 128})
+    for (int group : {1, 3, 8}) bench->Args({d, group});
+}
+BENCHMARK_CAPTURE(BenchExactRows, post_rope, "f16")->Apply(ExactArgs);
+BENCHMARK_CAPTURE(BenchExactRows, pre_rope, "int4")->Apply(ExactArgs);
 
 void DecodeArgs(benchmark::internal::Benchmark* bench) {
   bench->Unit(benchmark::kMillisecond)->ArgNames({"d", "group", "MB", "huge"});
   for (int d : {64, 128})
     for (int group : {1, 3, 4, 8}) bench->Args({d, group, 256, 0});
   bench->Args({64, 3, 256, 1});
-  for (int megabytes : {1, 16, 64, 1024}) bench->Args({64, 3, megabytes, 0});
+  for (int megabytes : {16, 64, 1024}) bench->Args({64, 3, megabytes, 0});
+  for (int d : {64, 128})
+    for (int group : {1, 3, 4}) bench->Args({d, group, 1, 0});
   for (int group : {8, 48, 384}) bench->Args({64, group, 1, 0});  // many rows: prefill
 }
 BENCHMARK_CAPTURE(BenchDecode, f16_tile, "f16", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, f32_tile, "f32", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, int4_tile, "int4", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, int3_tile, "int3", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, int2_tile, "int2", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nf4_tile, "nf4", AttentionMath::kTile)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, rot4_tile, "rot4", AttentionMath::kTile)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, rot8_int8, "rot8", AttentionMath::kInt8)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, rot4_int8, "rot4", AttentionMath::kInt8)->Apply(DecodeArgs);

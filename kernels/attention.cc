@@ -72,20 +72,10 @@ void PackedTile(const AttendArgs& args, const PageView& page, AttendScratch& scr
 
 void AttendRows(const AttendArgs& args, const PageView& page, bool exact, int64_t first,
                 int64_t last, AttendScratch& scratch, const SoftmaxPartial& partial) {
-  AttendTileArgs tile;
-  tile.q = (exact || args.packed_q == nullptr ? args.raw_q : args.packed_q) + first * args.dk;
-  tile.positions = args.positions.data() + first;
-  tile.rows = last - first;
-  tile.first_row = first;
+  const float* const q = exact || args.packed_q == nullptr ? args.raw_q : args.packed_q;
+  AttendTileArgs tile = TileOf(args, page, q, first, last, partial);
   tile.kt = scratch.kt.data();
   tile.v = scratch.v.data();
-  tile.block = args.block_tokens;
-  tile.dk = args.dk;
-  tile.dv = args.dv;
-  tile.begin = page.begin;
-  tile.tokens = page.tokens;
-  tile.scores = args.scores;
-  tile.partial = partial.Slice(first, last - first);
   AttendTile(tile, scratch);
 }
 

@@ -4,7 +4,9 @@
 // Page, B slots: K part Half [dk][B] (a coefficient's slots side by side, as tiles are), V part Half [B][dv].
 #include <algorithm>
 
+#include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
+#include "kernels/cpu/attend_tile.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codec/f16.cc"
@@ -38,6 +40,9 @@ namespace {
 
 HWY_EXPORT(Widen);
 
+// Rows up to which widening each number where it is multiplied costs less than a tile: for 6 rows together it is free.
+constexpr int64_t kDirectRows = 24;
+
 void WidenRow(const Half* x, int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(Widen)(x, n, y); }
 
 class F16Codec final : public Codec {
@@ -67,6 +72,18 @@ class F16Codec final : public Codec {
             args.saturated);
     }
     return {};
+  }
+
+  // The same steps as over a tile, on numbers that are widened in registers.
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch& scratch, const SoftmaxPartial& partial) const override {
+    if (last - first > kDirectRows || shape_.dv % 16 != 0) return false;
+    AttendTileArgs tile = TileOf(args, page, args.raw_q, first, last, partial);
+    tile.half_kt = reinterpret_cast<const Half*>(page.packed);
+    tile.half_v = tile.half_kt + shape_.dk * block_;
+    tile.ahead = BytesAhead(args, page);
+    AttendTile(tile, scratch);
+    return true;
   }
 
   void DecodeKeys(int, int, const float*, const PageView& page, float* kt) const override {
