@@ -7,43 +7,10 @@
 #include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
 #include "kernels/cpu/attend_tile.h"
+#include "kernels/cpu/exact_tile.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/codec/f16.cc"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
-
-HWY_BEFORE_NAMESPACE();
-namespace kvring {
-namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-// The hardware's conversion: exact, and no NaN is ever stored in a page (convert.h's form keeps those too, at a price).
-void Widen(const Half* x, int64_t n, float* y) {
-  const hn::CappedTag<float, 16> d;
-  const hn::Rebind<hwy::float16_t, decltype(d)> d16;
-  const int64_t width = static_cast<int64_t>(hn::Lanes(d));
-  const auto* const from = reinterpret_cast<const hwy::float16_t*>(x);
-  int64_t i = 0;
-  for (; i + width <= n; i += width)
-    hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, from + i)), d, y + i);
-  for (; i < n; ++i) y[i] = HalfToFloat(x[i]);
-}
-
-}  // namespace HWY_NAMESPACE
-}  // namespace kvring
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
 namespace kvring {
 namespace {
-
-HWY_EXPORT(Widen);
-
-// Rows up to which widening each number where it is multiplied costs less than a tile: for 6 rows together it is free.
-constexpr int64_t kDirectRows = 24;
-
-void WidenRow(const Half* x, int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(Widen)(x, n, y); }
 
 class F16Codec final : public Codec {
  public:
@@ -88,16 +55,16 @@ class F16Codec final : public Codec {
 
   void DecodeKeys(int, int, const float*, const PageView& page, float* kt) const override {
     const Half* const k = reinterpret_cast<const Half*>(page.packed);
-    if (page.tokens == block_) return WidenRow(k, shape_.dk * block_, kt);
+    if (page.tokens == block_) return WidenHalves(k, shape_.dk * block_, kt);
     for (int64_t i = 0; i < shape_.dk; ++i) {
-      WidenRow(k + i * block_, page.tokens, kt + i * block_);
+      WidenHalves(k + i * block_, page.tokens, kt + i * block_);
       std::fill(kt + i * block_ + page.tokens, kt + (i + 1) * block_, 0.0f);
     }
   }
 
   void DecodeValues(int, int, const float*, const PageView& page, float* v) const override {
     const Half* const from = reinterpret_cast<const Half*>(page.packed) + shape_.dk * block_;
-    WidenRow(from, page.tokens * shape_.dv, v);
+    WidenHalves(from, page.tokens * shape_.dv, v);
     std::fill(v + page.tokens * shape_.dv, v + block_ * shape_.dv, 0.0f);
   }
 
@@ -124,4 +91,3 @@ CodecMade MakeF16(const CodecRow& row, const CodecOptions& options) {
 }
 
 }  // namespace kvring
-#endif  // HWY_ONCE

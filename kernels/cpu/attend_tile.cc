@@ -136,7 +136,7 @@ int VisibleSlots(const AttendTileArgs& args, int64_t row) {
 
 // Rows [first, first + n) become weights; those that see the whole page together.
 HWY_INLINE void Weigh(const AttendTileArgs& args, int64_t first, int n, const int* count, float* p,
-                      int64_t ldp, float* alpha) {
+                      int64_t ldp, int columns, float* alpha) {
   float* const l = args.partial.l + first;
   float* const m = args.partial.m + first;
   for (int r = 0; r < n; ++r) {
@@ -148,7 +148,7 @@ HWY_INLINE void Weigh(const AttendTileArgs& args, int64_t first, int n, const in
     return SoftmaxWhole(p, ldp, n, m, l, alpha);
   }
   for (int r = 0; r < n; ++r) {
-    alpha[r] = SoftmaxRow(p + r * ldp, count[r], static_cast<int>(ldp), m + r, l + r);
+    alpha[r] = SoftmaxRow(p + r * ldp, count[r], columns, m + r, l + r);
   }
 }
 
@@ -156,16 +156,19 @@ void AttendGroup(const AttendTileArgs& args, int64_t first, int rows, float* p, 
   const int64_t ldp = (args.block + 15) / 16 * 16;
   float alpha[kGroupRows];
   int count[kGroupRows];
+  int seen = 0;
+  for (int r = 0; r < rows; ++r) seen = std::max(seen, count[r] = VisibleSlots(args, first + r));
+  const int columns = (seen + 15) / 16 * 16;
   for (int r = 0; r < rows; r += kTileRows) {
     const int n = std::min(kTileRows, rows - r);
     GemmAny(n,
             {args.q + (first + r) * args.dk, args.dk, args.kt, args.block, args.dk, p + r * ldp,
              ldp, nullptr, first + r == 0 ? args.ahead : 0},
-            args.half_kt, args.block);
+            args.half_kt, std::min(columns, args.block));
   }
-  for (int r = 0; r < rows; ++r) count[r] = VisibleSlots(args, first + r);
   for (int r = 0; r < rows; r += kTileRows) {
-    Weigh(args, first + r, std::min(kTileRows, rows - r), count + r, p + r * ldp, ldp, alpha + r);
+    Weigh(args, first + r, std::min(kTileRows, rows - r), count + r, p + r * ldp, ldp, columns,
+          alpha + r);
   }
   for (int r = 0; r < rows; r += kTileRows) {
     const int n = std::min(kTileRows, rows - r);
@@ -189,6 +192,14 @@ HWY_AFTER_NAMESPACE();
 namespace kvring {
 
 HWY_EXPORT(AttendTileImpl);
+
+float* TileRoom(std::vector<float>& room, int64_t floats) {
+  if (static_cast<int64_t>(room.size()) < floats + 16)
+    room.resize(static_cast<size_t>(floats + 16));
+  float* at = room.data();
+  while (reinterpret_cast<uintptr_t>(at) % 64 != 0) ++at;
+  return at;
+}
 
 int64_t BytesAhead(const AttendArgs& args, const PageView& page) {
   const PageView* const begin = args.pages.data();
@@ -217,11 +228,7 @@ AttendTileArgs TileOf(const AttendArgs& args, const PageView& page, const float*
 void AttendTile(const AttendTileArgs& args, AttendScratch& scratch) {
   constexpr int64_t kGroup = 48, kBlock = 6;
   const int64_t wide_p = (args.block + 15) / 16 * 16, wide_o = (args.dv + 15) / 16 * 16;
-  const size_t need = static_cast<size_t>(kGroup * wide_p + kBlock * wide_o + 16);
-  if (scratch.p.size() < need) scratch.p.resize(need);
-  // Whole cache lines, as aligned loads of the widest registers need.
-  float* p = scratch.p.data();
-  while (reinterpret_cast<uintptr_t>(p) % 64 != 0) ++p;
+  float* const p = TileRoom(scratch.p, kGroup * wide_p + kBlock * wide_o);
   HWY_DYNAMIC_DISPATCH(AttendTileImpl)(args, p, p + kGroup * wide_p);
 }
 

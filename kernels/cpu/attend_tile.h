@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/attention.h"
 
@@ -10,6 +11,12 @@ namespace kvring {
 
 // Decoded tiles are read in whole registers: this many floats behind their last element must be readable.
 inline constexpr int64_t kTilePad = 16;
+
+// Rows up to which fp16 numbers are widened where they are multiplied: for 6 rows together that is free, a tile is not.
+inline constexpr int64_t kDirectRows = 24;
+
+// At least `floats` floats of `room`, from the begin of a cache line on.
+float* TileRoom(std::vector<float>& room, int64_t floats);
 
 struct AttendTileArgs {
   const float* q = nullptr;            // [rows][dk]
