@@ -6,11 +6,15 @@
 #include <vector>
 
 #include "kernels/codec/codec_util.h"
+#include "kernels/codec/grouped_tile.h"
 #include "kernels/codec/page_angles.h"
 #include "kernels/rope.h"
 
 namespace kvring {
 namespace {
+
+constexpr int kMaxHeadDim =
+    512;  // CheckOptions of int and nf: at most so many channels, two a plane
 
 struct Range {
   float lo = 0.0f, hi = 0.0f;
@@ -45,6 +49,7 @@ class GroupedCodec final : public Codec {
       angles_ = MakePageAngles(options.rope, static_cast<int>(block_));
     }
     for (int j = 0; j + 1 < codes_; ++j) edges_[j] = 0.5f * (grid.numbers[j] + grid.numbers[j + 1]);
+    for (int j = 0; j < 16; ++j) repeated_[j] = grid_.numbers[j % codes_];
     map_.kind = grid_.kind;
     map_.table = grid_.numbers.data();
     key_words_ = WordBytes(shape_.dk, block_, grid.bits);
@@ -67,14 +72,16 @@ class GroupedCodec final : public Codec {
   void EncodeValues(const EncodeArgs& args, int head) const;
   void EncodeRow(const float* x, int64_t n, Range range, int64_t row, uint8_t* words,
                  uint8_t* params, int64_t param_rows) const;
-  void Unpack(const uint8_t* words, const uint8_t* params, int64_t param_rows, int64_t rows,
-              int64_t lanes, float* out) const;
+  GroupedRows RowsOf(const uint8_t* words, int64_t word_bytes, int64_t param_rows, int64_t rows,
+                     int64_t lanes) const;
+  void Unpack(const GroupedRows& rows, float* out) const;
 
   KvShape shape_;
   Grid grid_;
   int codes_;
   int64_t block_;
-  float edges_[15] = {};  // between neighbouring numbers
+  std::array<float, 16> repeated_{};  // grid_.numbers, over and over
+  float edges_[15] = {};              // between neighbouring numbers
   CodeMap map_;
   int64_t key_words_ = 0, value_words_ = 0;
   PageBytes size_;
@@ -154,30 +161,45 @@ Error GroupedCodec::Encode(const EncodeArgs& args) const {
   return {};
 }
 
-void GroupedCodec::Unpack(const uint8_t* words, const uint8_t* params, int64_t param_rows,
-                          int64_t rows, int64_t lanes, float* out) const {
-  std::vector<float> scale(rows), offset(rows);
-  for (int64_t r = 0; r < rows; ++r) {
-    scale[r] = LoadHalf(params + 2 * r);
-    offset[r] = LoadHalf(params + 2 * (param_rows + r));
+// Of a part of a page: words, then scales and offsets of `param_rows` rows.
+GroupedRows GroupedCodec::RowsOf(const uint8_t* words, int64_t word_bytes, int64_t param_rows,
+                                 int64_t rows, int64_t lanes) const {
+  GroupedRows found;
+  found.words = words;
+  found.bits = grid_.bits;
+  found.rows = rows;
+  found.lanes = lanes;
+  found.numbers = repeated_.data();
+  found.scale = words + word_bytes;
+  found.offset = found.scale + 2 * param_rows;
+  return found;
+}
+
+void GroupedCodec::Unpack(const GroupedRows& rows, float* out) const {
+  if (DecodeGrouped(rows, out)) return;
+  std::vector<float> scale(rows.rows), offset(rows.rows);
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    scale[r] = LoadHalf(rows.scale + 2 * r);
+    offset[r] = LoadHalf(rows.offset + 2 * r);
   }
-  UnpackRows(map_,
-             {words, grid_.bits, rows, lanes, lanes, lanes, scale.data(), offset.data(), out});
+  UnpackRows(map_, {rows.words, rows.bits, rows.rows, rows.lanes, rows.lanes, rows.lanes,
+                    scale.data(), offset.data(), out});
 }
 
 void GroupedCodec::DecodeKeys(int layer, int, const float*, const PageView& page, float* kt) const {
-  Unpack(page.packed, page.packed + key_words_, shape_.dk, shape_.dk, block_, kt);
+  const GroupedRows rows = RowsOf(page.packed, key_words_, shape_.dk, shape_.dk, block_);
+  float base[kMaxHeadDim];
+  if (!angles_.empty()) RopeAngles(angles_[layer]->table(), page.begin, base);
+  // Sinks are turned with the rest of the tile, and come before.
+  const bool plain = page.sinks == 0 && page.tokens == block_;
+  if (plain && !angles_.empty() && DecodeGroupedTurned(rows, *angles_[layer], base, kt)) return;
+  Unpack(rows, kt);
   OverlayKeySinks(page, shape_.dk, block_, kt);
-  if (angles_.empty()) return;
-  const PageAngles& angles = *angles_[layer];
-  std::vector<float> base(2 * angles.table().planes());
-  RopeAngles(angles.table(), page.begin, base.data());
-  angles.RotateTile(base.data(), kt);
+  if (!angles_.empty()) angles_[layer]->RotateTile(base, kt);
 }
 
 void GroupedCodec::DecodeValues(int, int, const float*, const PageView& page, float* v) const {
-  const uint8_t* const part = page.packed + size_.k;
-  Unpack(part, part + value_words_, block_, page.tokens, shape_.dv, v);
+  Unpack(RowsOf(page.packed + size_.k, value_words_, block_, page.tokens, shape_.dv), v);
   OverlayValueSinks(page, shape_.dv, static_cast<int>(block_), v);
 }
 
