@@ -48,7 +48,7 @@ class F16Codec final : public Codec {
     AttendTileArgs tile = TileOf(args, page, args.raw_q, first, last, partial);
     tile.half_kt = reinterpret_cast<const Half*>(page.packed);
     tile.half_v = tile.half_kt + shape_.dk * block_;
-    tile.ahead = BytesAhead(args, page);
+    tile.k_ahead = tile.v_ahead = BytesAhead(args, page);
     AttendTile(tile, scratch);
     return true;
   }

@@ -47,7 +47,7 @@ class F32Codec final : public Codec {
     AttendTileArgs tile = TileOf(args, page, args.raw_q, first, last, partial);
     tile.kt = reinterpret_cast<const float*>(page.packed);
     tile.v = tile.kt + shape_.dk * block_;
-    tile.ahead = BytesAhead(args, page);
+    tile.k_ahead = tile.v_ahead = BytesAhead(args, page);
     AttendTile(tile, scratch);
     return true;
   }

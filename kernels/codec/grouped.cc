@@ -5,9 +5,11 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
 #include "kernels/codec/grouped_tile.h"
 #include "kernels/codec/page_angles.h"
+#include "kernels/cpu/attend_tile.h"
 #include "kernels/rope.h"
 
 namespace kvring {
@@ -23,6 +25,13 @@ struct Range {
 struct GroupParams {
   float scale = 0.0f, offset = 0.0f;  // fp16-representable
 };
+
+// Rows up to which codes are looked up where they are multiplied.
+constexpr int64_t kDirectCodeRows = 12;
+
+void FetchLines(const uint8_t* at, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
+}
 
 void StoreHalf(float x, uint8_t* at) {
   const Half h = FloatToHalfSaturated(x);
@@ -60,6 +69,8 @@ class GroupedCodec final : public Codec {
   const CodecTraits& traits() const override { return traits_; }
   PageBytes PageSize(int, int) const override { return size_; }
   Error Encode(const EncodeArgs& args) const override;
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch& scratch, const SoftmaxPartial& partial) const override;
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;
   void DecodeValues(int layer, int head, const float* state, const PageView& page,
@@ -72,9 +83,10 @@ class GroupedCodec final : public Codec {
   void EncodeValues(const EncodeArgs& args, int head) const;
   void EncodeRow(const float* x, int64_t n, Range range, int64_t row, uint8_t* words,
                  uint8_t* params, int64_t param_rows) const;
-  GroupedRows RowsOf(const uint8_t* words, int64_t word_bytes, int64_t param_rows, int64_t rows,
-                     int64_t lanes) const;
-  void Unpack(const GroupedRows& rows, float* out) const;
+  CodeRows RowsOf(const uint8_t* words, int64_t word_bytes, int64_t param_rows, int64_t rows,
+                  int64_t lanes) const;
+  void Unpack(const CodeRows& rows, float* out) const;
+  bool IsWhole(const PageView& page) const { return page.sinks == 0 && page.tokens == block_; }
 
   KvShape shape_;
   Grid grid_;
@@ -162,9 +174,9 @@ Error GroupedCodec::Encode(const EncodeArgs& args) const {
 }
 
 // Of a part of a page: words, then scales and offsets of `param_rows` rows.
-GroupedRows GroupedCodec::RowsOf(const uint8_t* words, int64_t word_bytes, int64_t param_rows,
-                                 int64_t rows, int64_t lanes) const {
-  GroupedRows found;
+CodeRows GroupedCodec::RowsOf(const uint8_t* words, int64_t word_bytes, int64_t param_rows,
+                              int64_t rows, int64_t lanes) const {
+  CodeRows found;
   found.words = words;
   found.bits = grid_.bits;
   found.rows = rows;
@@ -175,8 +187,8 @@ GroupedRows GroupedCodec::RowsOf(const uint8_t* words, int64_t word_bytes, int64
   return found;
 }
 
-void GroupedCodec::Unpack(const GroupedRows& rows, float* out) const {
-  if (DecodeGrouped(rows, out)) return;
+void GroupedCodec::Unpack(const CodeRows& rows, float* out) const {
+  if (HaveCodeTables()) return DecodeCodes(rows, out);
   std::vector<float> scale(rows.rows), offset(rows.rows);
   for (int64_t r = 0; r < rows.rows; ++r) {
     scale[r] = LoadHalf(rows.scale + 2 * r);
@@ -186,13 +198,42 @@ void GroupedCodec::Unpack(const GroupedRows& rows, float* out) const {
                     scale.data(), offset.data(), out});
 }
 
+// The same steps as over tiles. Keys that have to be turned are a tile all the same, which stays in the first-level cache alone.
+bool GroupedCodec::AttendPacked(const AttendArgs& args, const PageView& page, int64_t first,
+                                int64_t last, AttendScratch& scratch,
+                                const SoftmaxPartial& partial) const {
+  if (last - first > kDirectCodeRows || shape_.dv % 16 != 0 || !IsWhole(page) || !HaveCodeTables())
+    return false;
+  const CodeRows keys = RowsOf(page.packed, key_words_, shape_.dk, shape_.dk, block_);
+  const CodeRows values =
+      RowsOf(page.packed + size_.k, value_words_, block_, page.tokens, shape_.dv);
+  const float* const q = args.packed_q == nullptr ? args.raw_q : args.packed_q;
+  AttendTileArgs tile = TileOf(args, page, q, first, last, partial);
+  const int64_t ahead = BytesAhead(args, page);
+  FetchLines(page.packed + size_.k + value_words_ + ahead, size_.v - value_words_);
+  if (angles_.empty()) {
+    FetchLines(page.packed + key_words_ + ahead, size_.k - key_words_);
+    tile.code_kt = &keys;
+    tile.k_ahead = ahead;
+  } else {
+    FetchLines(page.packed + ahead, size_.k);
+    float* const kt = TileRoom(scratch.kt, shape_.dk * block_ + kTilePad);
+    DecodeKeys(args.layer, args.head, args.state, page, kt);
+    tile.kt = kt;
+  }
+  tile.code_v = &values;
+  tile.v_ahead = ahead;
+  AttendTile(tile, scratch);
+  return true;
+}
+
 void GroupedCodec::DecodeKeys(int layer, int, const float*, const PageView& page, float* kt) const {
-  const GroupedRows rows = RowsOf(page.packed, key_words_, shape_.dk, shape_.dk, block_);
+  const CodeRows rows = RowsOf(page.packed, key_words_, shape_.dk, shape_.dk, block_);
   float base[kMaxHeadDim];
   if (!angles_.empty()) RopeAngles(angles_[layer]->table(), page.begin, base);
   // Sinks are turned with the rest of the tile, and come before.
-  const bool plain = page.sinks == 0 && page.tokens == block_;
-  if (plain && !angles_.empty() && DecodeGroupedTurned(rows, *angles_[layer], base, kt)) return;
+  if (IsWhole(page) && !angles_.empty() && HaveCodeTables())
+    return DecodeTurned(rows, *angles_[layer], base, kt);
   Unpack(rows, kt);
   OverlayKeySinks(page, shape_.dk, block_, kt);
   if (!angles_.empty()) angles_[layer]->RotateTile(base, kt);

@@ -8,17 +8,17 @@
 #define HWY_TARGET_INCLUDE "kernels/codec/grouped_tile.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/codec/grouped_codes-inl.h"
+#include "kernels/cpu/code_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvring {
 namespace HWY_NAMESPACE {
 
 #if KVRING_CODE_TABLES
-void TurnPlane(const GroupedRows& rows, int64_t first, int64_t second, const float* cos,
+void TurnPlane(const CodeRows& rows, int64_t first, int64_t second, const float* cos,
                const float* sin, float base_cos, float base_sin, float* out) {
   const CodeFloat d;
-  const CodeNumbers numbers(rows.numbers, rows.bits);
+  const CodeNumbers numbers(rows);
   const CodeRow a(numbers, rows, first), b(numbers, rows, second);
   const auto bc = hn::Set(d, base_cos), bs = hn::Set(d, base_sin);
   float* const to_a = out + first * rows.lanes;
@@ -34,37 +34,19 @@ void TurnPlane(const GroupedRows& rows, int64_t first, int64_t second, const flo
   }
 }
 
-void DecodeRow(const GroupedRows& rows, const CodeNumbers& numbers, int64_t r, float* out) {
-  const CodeFloat d;
-  const CodeRow row(numbers, rows, r);
-  const int64_t width = static_cast<int64_t>(hn::Lanes(d));
-  int64_t l = 0;
-  for (; l + width <= rows.lanes; l += width) hn::StoreU(row.At(l), d, out + l);
-  // The last register overlaps: writes are the same.
-  if (l < rows.lanes) hn::StoreU(row.At(rows.lanes - width), d, out + rows.lanes - width);
-}
-
-bool DecodeGroupedImpl(const GroupedRows& rows, float* out) {
-  const CodeNumbers numbers(rows.numbers, rows.bits);
-  for (int64_t r = 0; r < rows.rows; ++r) DecodeRow(rows, numbers, r, out + r * rows.lanes);
-  return true;
-}
-
-bool DecodeTurnedImpl(const GroupedRows& rows, const PageAngles& angles, const float* base,
+void DecodeTurnedImpl(const CodeRows& rows, const PageAngles& angles, const float* base,
                       float* out) {
   const RopeTable& table = angles.table();
   for (int p = 0; p < table.planes(); ++p) {
     TurnPlane(rows, table.First(p), table.Second(p), angles.Cosines(p), angles.Sines(p),
               base[2 * p], base[2 * p + 1], out);
   }
-  const CodeNumbers numbers(rows.numbers, rows.bits);
+  const CodeNumbers numbers(rows);
   for (int64_t r = 2 * table.planes(); r < rows.rows; ++r)
     DecodeRow(rows, numbers, r, out + r * rows.lanes);
-  return true;
 }
 #else
-bool DecodeGroupedImpl(const GroupedRows&, float*) { return false; }
-bool DecodeTurnedImpl(const GroupedRows&, const PageAngles&, const float*, float*) { return false; }
+void DecodeTurnedImpl(const CodeRows&, const PageAngles&, const float*, float*) {}
 #endif
 
 }  // namespace HWY_NAMESPACE
@@ -74,16 +56,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvring {
 
-HWY_EXPORT(DecodeGroupedImpl);
 HWY_EXPORT(DecodeTurnedImpl);
 
-bool DecodeGrouped(const GroupedRows& rows, float* out) {
-  return HWY_DYNAMIC_DISPATCH(DecodeGroupedImpl)(rows, out);
-}
-
-bool DecodeGroupedTurned(const GroupedRows& rows, const PageAngles& angles, const float* base,
-                         float* out) {
-  return HWY_DYNAMIC_DISPATCH(DecodeTurnedImpl)(rows, angles, base, out);
+void DecodeTurned(const CodeRows& rows, const PageAngles& angles, const float* base, float* out) {
+  HWY_DYNAMIC_DISPATCH(DecodeTurnedImpl)(rows, angles, base, out);
 }
 
 }  // namespace kvring

@@ -10,6 +10,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/attend_tile.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/code_rows-inl.h"
 #include "kernels/cpu/exp2-inl.h"
 #include "kernels/cpu/gemm_tile-inl.h"
 
@@ -93,26 +94,82 @@ HWY_INLINE void SoftmaxWhole(float* s, int64_t lds, int rows, float* m, float* l
   }
 }
 
+#if KVRING_CODE_TABLES
+// GemmTile of R rows by NV registers of lanes from `lane` on, where B is codes: the same chains of multiply-adds.
+template <int R, int NV>
+HWY_INLINE void GemmCodeTile(const TileOperands& t, const CodeRows& codes, int64_t lane) {
+  const F32 d;
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(d));
+  const CodeNumbers numbers(codes);
+  F32V acc[R][NV];
+  StartSums<R, NV>(t, lane, acc);
+  for (int64_t k = 0; k < t.k; ++k) {
+    const CodeRow row(numbers, codes, k);
+    F32V bv[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      bv[v] = row.At(lane + v * kLanes);
+      row.Fetch(lane + v * kLanes, t.ahead);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F32V av = hn::Set(d, t.a[r * t.lda + k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[r][v] = hn::MulAdd(av, bv[v], acc[r][v]);
+    }
+  }
+  StoreSums<R, NV>(t, lane, acc);
+}
+
+template <int R>
+HWY_INLINE void GemmCodeColumns(const TileOperands& t, const CodeRows& codes, int64_t n) {
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(F32()));
+  constexpr int kVectors = std::min(4, TileVectors<R>());
+  int64_t lane = 0;
+  for (; lane + kVectors * kLanes <= n; lane += kVectors * kLanes)
+    GemmCodeTile<R, kVectors>(t, codes, lane);
+  for (; lane < n; lane += kLanes) GemmCodeTile<R, 1>(t, codes, lane);
+}
+
+HWY_NOINLINE void GemmCodes(int rows, TileOperands t, const CodeRows& codes, int64_t n) {
+  switch (rows) {
+    case 1:
+      return GemmCodeColumns<1>(t, codes, n);
+    case 2:
+      return GemmCodeColumns<2>(t, codes, n);
+    case 3:
+      return GemmCodeColumns<3>(t, codes, n);
+    case 4:
+      return GemmCodeColumns<4>(t, codes, n);
+    case 5:
+      return GemmCodeColumns<5>(t, codes, n);
+    default:
+      return GemmCodeColumns<6>(t, codes, n);
+  }
+}
+#else
+void GemmCodes(int, const TileOperands&, const CodeRows&, int64_t) {}
+#endif
+
 // Of each kind once in the code: two places use them.
 template <class T>
 HWY_NOINLINE void GemmPage(int rows, const OperandsOf<T>& t, int64_t n) {
   GemmRows(rows, t, n);
 }
 
-// C = A B or C = scale C + A B where B is given as a tile or as part of a page.
-HWY_INLINE void GemmAny(int rows, const TileOperands& t, const Half* half, int64_t n) {
-  if (half != nullptr) {
-    return GemmPage(
-        rows,
-        OperandsOf<hwy::float16_t>{t.a, t.lda, reinterpret_cast<const hwy::float16_t*>(half), t.ldb,
-                                   t.k, t.c, t.ldc, t.scale, t.ahead},
-        n);
-  }
+template <class T>
+HWY_INLINE OperandsOf<T> With(const TileOperands& t, const T* b) {
+  return {t.a, t.lda, b, t.ldb, t.k, t.c, t.ldc, t.scale, t.ahead};
+}
+
+// C = A B or C = scale C + A B; B is a tile, or part of a page in one of its forms.
+HWY_INLINE void GemmAny(int rows, const TileOperands& t, const Half* half, const CodeRows* codes,
+                        int64_t n) {
+  if (codes != nullptr) return GemmCodes(rows, t, *codes, n);
+  if (half != nullptr)
+    return GemmPage(rows, With(t, reinterpret_cast<const hwy::float16_t*>(half)), n);
   if (t.ahead == 0) return GemmPage(rows, t, n);
-  GemmPage(rows,
-           OperandsOf<PageFloat>{t.a, t.lda, reinterpret_cast<const PageFloat*>(t.b), t.ldb, t.k,
-                                 t.c, t.ldc, t.scale, t.ahead},
-           n);
+  GemmPage(rows, With(t, reinterpret_cast<const PageFloat*>(t.b)), n);
 }
 
 // o (+)= weights x values for `rows` rows; o is dense, so a width that is no multiple of 16 goes through a padded copy.
@@ -122,11 +179,11 @@ HWY_INLINE void AddValues(const AttendTileArgs& args, const float* p, int64_t ld
   const int64_t ldv = args.v_stride == 0 ? args.dv : args.v_stride;
   TileOperands t{p, ldp, args.v, ldv, count, o, args.dv, alpha, ahead};
   const int64_t wide = (args.dv + 15) / 16 * 16;
-  if (wide == args.dv) return GemmAny(rows, t, args.half_v, args.dv);
+  if (wide == args.dv) return GemmAny(rows, t, args.half_v, args.code_v, args.dv);
   t.c = padded_o;
   t.ldc = wide;
   for (int r = 0; r < rows; ++r) std::copy_n(o + r * args.dv, args.dv, padded_o + r * wide);
-  GemmAny(rows, t, args.half_v, args.dv);
+  GemmAny(rows, t, args.half_v, args.code_v, args.dv);
   for (int r = 0; r < rows; ++r) std::copy_n(padded_o + r * wide, args.dv, o + r * args.dv);
 }
 
@@ -163,8 +220,8 @@ void AttendGroup(const AttendTileArgs& args, int64_t first, int rows, float* p, 
     const int n = std::min(kTileRows, rows - r);
     GemmAny(n,
             {args.q + (first + r) * args.dk, args.dk, args.kt, args.block, args.dk, p + r * ldp,
-             ldp, nullptr, first + r == 0 ? args.ahead : 0},
-            args.half_kt, std::min(columns, args.block));
+             ldp, nullptr, first + r == 0 ? args.k_ahead : 0},
+            args.half_kt, args.code_kt, std::min(columns, args.block));
   }
   for (int r = 0; r < rows; r += kTileRows) {
     Weigh(args, first + r, std::min(kTileRows, rows - r), count + r, p + r * ldp, ldp, columns,
@@ -174,7 +231,7 @@ void AttendGroup(const AttendTileArgs& args, int64_t first, int rows, float* p, 
     const int n = std::min(kTileRows, rows - r);
     const int most = *std::max_element(count + r, count + r + n);
     AddValues(args, p + r * ldp, ldp, first + r, n, most, alpha + r,
-              first + r == 0 ? args.ahead : 0, padded_o);
+              first + r == 0 ? args.v_ahead : 0, padded_o);
   }
 }
 

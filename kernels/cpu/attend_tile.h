@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/cpu/code_rows.h"
 
 namespace kvring {
 
@@ -25,13 +26,15 @@ struct AttendTileArgs {
   int64_t first_row = 0;      // number of row 0 for the score sink
   const float* kt = nullptr;  // [dk][block]
   const float* v = nullptr;   // [block][v_stride]
-  // fp16 in place of kt or v, in the same order; block and dv are then multiples of 16. Nothing is asked of slots from `tokens`
-  // on but that they can be read.
+  // In place of kt or v, in the same order: fp16, or codes (if HaveCodeTables()). block and dv are then multiples of 16. Nothing
+  // is asked of slots from `tokens` on but that they can be read.
   const Half* half_kt = nullptr;
   const Half* half_v = nullptr;
+  const CodeRows* code_kt = nullptr;
+  const CodeRows* code_v = nullptr;
   int64_t v_stride = 0;  // 0: dv
-  // Bytes from a key or value to what is needed after this page; 0: kt and v are tiles, or there is no such page.
-  int64_t ahead = 0;
+  // Bytes from a key or value to what is needed after this page; 0: these are tiles, or there is no such page.
+  int64_t k_ahead = 0, v_ahead = 0;
   int block = 0, dk = 0, dv = 0;
   int64_t begin = 0;  // position of slot 0
   int tokens = 0;     // slots in use

@@ -66,20 +66,45 @@ HWY_INLINE void FetchBehind(const T* b, int64_t ahead) {
   }
 }
 
+// What the sums of columns from `column` on begin with.
 template <int R, int NV, class T>
-HWY_INLINE void GemmTile(const OperandsOf<T>& t) {
+HWY_INLINE void StartSums(const OperandsOf<T>& t, int64_t column, F32V (&acc)[R][NV]) {
   const F32 d;
   constexpr int kLanes = static_cast<int>(hn::MaxLanes(d));
-  F32V acc[R][NV];
+  const float* const c = t.c + column;
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
       acc[r][v] = t.scale == nullptr
                       ? hn::Zero(d)
-                      : hn::Mul(hn::Set(d, t.scale[r]), hn::LoadU(d, t.c + r * t.ldc + v * kLanes));
+                      : hn::Mul(hn::Set(d, t.scale[r]), hn::LoadU(d, c + r * t.ldc + v * kLanes));
     }
   }
+}
+
+template <int R, int NV, class T>
+HWY_INLINE void StoreSums(const OperandsOf<T>& t, int64_t column, const F32V (&acc)[R][NV]) {
+  const F32 d;
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(d));
+  float* const c = t.c + column;
+  // x + 0 turns -0 into +0 and leaves all else: steps that only add zeros, which some schedules skip, then change no bit.
+  const F32V zero = hn::Zero(d);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      hn::StoreU(hn::Add(acc[r][v], zero), d, c + r * t.ldc + v * kLanes);
+    }
+  }
+}
+
+template <int R, int NV, class T>
+HWY_INLINE void GemmTile(const OperandsOf<T>& t) {
+  const F32 d;
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(d));
+  F32V acc[R][NV];
+  StartSums<R, NV>(t, 0, acc);
   const float* HWY_RESTRICT a = t.a;
   const T* HWY_RESTRICT b = t.b;
   constexpr int kLineVectors = std::max(1, 64 / static_cast<int>(sizeof(T)) / kLanes);
@@ -97,15 +122,7 @@ HWY_INLINE void GemmTile(const OperandsOf<T>& t) {
       for (int v = 0; v < NV; ++v) acc[r][v] = hn::MulAdd(av, bv[v], acc[r][v]);
     }
   }
-  // x + 0 turns -0 into +0 and leaves all else: steps that only add zeros, which some schedules skip, then change no bit.
-  const F32V zero = hn::Zero(d);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) {
-      hn::StoreU(hn::Add(acc[r][v], zero), d, t.c + r * t.ldc + v * kLanes);
-    }
-  }
+  StoreSums<R, NV>(t, 0, acc);
 }
 
 // All columns of one block of R rows. n is rounded up to whole registers: the buffers reach that far.

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Numbers of one row of codes in registers. Included once per Highway target; raw permutations, since Highway's own look-up
 // wants indices without foreign bits, which the instructions do not.
-#if defined(KVRING_GROUPED_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef KVRING_GROUPED_CODES_INL_H_
-#undef KVRING_GROUPED_CODES_INL_H_
+#if defined(KVRING_CPU_CODE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRING_CPU_CODE_ROWS_INL_H_
+#undef KVRING_CPU_CODE_ROWS_INL_H_
 #else
-#define KVRING_GROUPED_CODES_INL_H_
+#define KVRING_CPU_CODE_ROWS_INL_H_
 #endif
 
 #include <cstdint>
 #include <cstring>
 
 #include "hwy/highway.h"
-#include "kernels/codec/grouped_tile.h"
+#include "kernels/cpu/code_rows.h"
 
 #undef KVRING_CODE_TABLES
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
@@ -22,8 +22,7 @@
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace kvring {
-namespace HWY_NAMESPACE {
+namespace kvring::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if KVRING_CODE_TABLES
@@ -44,10 +43,10 @@ HWY_INLINE CodeFloatV Choose(CodeFloatV table, CodeWordV x) {
 struct CodeNumbers {
   CodeFloatV low, high;  // high: from the 8th on, where a register has eight
   bool two = false;
-  HWY_INLINE CodeNumbers(const float* numbers, int bits) {
-    low = hn::LoadU(CodeFloat(), numbers);
-    high = hn::LoadU(CodeFloat(), numbers + 16 - hn::Lanes(CodeFloat()));
-    two = hn::Lanes(CodeFloat()) == 8 && bits == 4;
+  explicit HWY_INLINE CodeNumbers(const CodeRows& rows) {
+    low = hn::LoadU(CodeFloat(), rows.numbers);
+    high = hn::LoadU(CodeFloat(), rows.numbers + 16 - hn::Lanes(CodeFloat()));
+    two = hn::Lanes(CodeFloat()) == 8 && rows.bits == 4;
   }
 };
 
@@ -61,10 +60,11 @@ HWY_INLINE CodeFloatV SpreadHalf(const uint8_t* at) {
 
 class CodeRow {
  public:
-  HWY_INLINE CodeRow(const CodeNumbers& numbers, const GroupedRows& rows, int64_t r) {
+  HWY_INLINE CodeRow(const CodeNumbers& numbers, const CodeRows& rows, int64_t r) {
     const int64_t bit = r * rows.bits;
     low_ = reinterpret_cast<const uint32_t*>(rows.words) + bit / 32 * rows.lanes;
     lanes_ = rows.lanes;
+    bits_ = rows.bits;
     shift_ = static_cast<int>(bit % 32);
     split_ = shift_ + rows.bits > 32;
     two_ = numbers.two;
@@ -84,17 +84,32 @@ class CodeRow {
     return hn::IfNegativeThenElse(second, Choose(high_, x), Choose(table_, x));
   }
 
+  // Asks for what is `ahead` bytes from the words, once for each row of them.
+  HWY_INLINE void Fetch(int64_t lane, int64_t ahead) const {
+    if (shift_ < bits_)
+      __builtin_prefetch(reinterpret_cast<const uint8_t*>(low_ + lane) + ahead, 0, 2);
+  }
+
  private:
   const uint32_t* low_;
   int64_t lanes_;
-  int shift_;
+  int shift_, bits_;
   bool split_, two_;
   CodeFloatV table_, high_;
 };
+
+HWY_INLINE void DecodeRow(const CodeRows& rows, const CodeNumbers& numbers, int64_t r, float* out) {
+  const CodeFloat d;
+  const CodeRow row(numbers, rows, r);
+  const int64_t width = static_cast<int64_t>(hn::Lanes(d));
+  int64_t l = 0;
+  for (; l + width <= rows.lanes; l += width) hn::StoreU(row.At(l), d, out + l);
+  // The last register overlaps: writes are the same.
+  if (l < rows.lanes) hn::StoreU(row.At(rows.lanes - width), d, out + rows.lanes - width);
+}
 #endif
 
-}  // namespace HWY_NAMESPACE
-}  // namespace kvring
+}  // namespace kvring::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // KVRING_GROUPED_CODES_INL_H_
+#endif  // KVRING_CPU_CODE_ROWS_INL_H_
