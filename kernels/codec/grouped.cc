@@ -7,9 +7,9 @@
 
 #include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
-#include "kernels/codec/grouped_tile.h"
 #include "kernels/codec/page_angles.h"
 #include "kernels/cpu/attend_tile.h"
+#include "kernels/cpu/code_rows.h"
 #include "kernels/rope.h"
 
 namespace kvring {
@@ -232,8 +232,10 @@ void GroupedCodec::DecodeKeys(int layer, int, const float*, const PageView& page
   float base[kMaxHeadDim];
   if (!angles_.empty()) RopeAngles(angles_[layer]->table(), page.begin, base);
   // Sinks are turned with the rest of the tile, and come before.
-  if (IsWhole(page) && !angles_.empty() && HaveCodeTables())
-    return DecodeTurned(rows, *angles_[layer], base, kt);
+  if (IsWhole(page) && !angles_.empty() && HaveCodeTables()) {
+    const PageAngles& offsets = *angles_[layer];
+    return DecodeTurned(rows, offsets.table(), offsets.Cosines(), offsets.Sines(), base, kt);
+  }
   Unpack(rows, kt);
   OverlayKeySinks(page, shape_.dk, block_, kt);
   if (!angles_.empty()) angles_[layer]->RotateTile(base, kt);

@@ -17,9 +17,9 @@ class PageAngles {
   PageAngles(const RopeTable& table, int block_tokens);
   const RopeTable& table() const { return *table_; }
   int block_tokens() const { return block_; }
-  // Of a plane's offsets, [block_tokens].
-  const float* Cosines(int plane) const { return &cos_[static_cast<size_t>(plane) * block_]; }
-  const float* Sines(int plane) const { return &sin_[static_cast<size_t>(plane) * block_]; }
+  // Of the offsets, [planes][block_tokens].
+  const float* Cosines() const { return cos_.data(); }
+  const float* Sines() const { return sin_.data(); }
 
   // base: [planes][2], RopeAngles of the page's first position.
   // tile [head_dim][block]: keys as columns, each rotated to its own position, in place.

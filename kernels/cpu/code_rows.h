@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/rope.h"
+
 namespace kvring {
 
 struct CodeRows {
@@ -22,5 +24,10 @@ bool HaveCodeTables();
 
 // All numbers, dense.
 void DecodeCodes(const CodeRows& rows, float* out);
+
+// All numbers of a key tile (rows are channels, lanes a multiple of 16 slots), each lane turned to its own position: by base, the
+// angles of lane 0, [planes][2], plus the lane's, cos and sin [planes][lanes], to the bits of turning the tile afterwards.
+void DecodeTurned(const CodeRows& rows, const RopeTable& table, const float* cos, const float* sin,
+                  const float* base, float* out);
 
 }  // namespace kvring
