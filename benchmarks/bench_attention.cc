@@ -39,8 +39,8 @@
 //               g = 4   776 / 1352 (74 %) /  963 (98 %)      d = 128, f16 direct  g = 1, 3, 4, 8: 256 MB with
 //               g = 8  1519 / 2084 (48 %) / 1739 (54 %)        4 KiB pages 2309, 2045, 2308, 3634 (87, 98, 87, 55 %)
 // More than all is possible because the share is of what plain loads read; the next page is asked for ahead. In cache 84 % of the time
-// goes into the products (samples of a profile): three quarters of that are multiply-adds, the rest waits for lines from the second
-// level. With 4 KiB pages walks through nested page tables come on top.
+// goes into the products (samples of a profile): three quarters of that are what the multiply-adds need at
+// one a cycle. What huge pages save is walks through page tables. Instruction counts are of the code: this machine counts no events.
 // Exact rows, the open cell's (64 tokens), g = 3: predicted 700 to 870, measured 893 after RoPE (before: 2696) and 1273 before RoPE
 // (3496). By samples of the latter: 335 turning (512 multiplications, 256 additions, 512 loads and 256 stores of 512 bits), 306
 // transposing, 513 products, 83 softmax.
@@ -48,9 +48,10 @@
 // int and nf, predicted 890 ns in cache for g = 3: 415 in multiply-adds, 277 in turning keys (1024 multiplications that must not be fused:
 // two angles are added, then applied), look-ups (a shift and a permutation for 16 codes) beside them, softmax 100.
 // Measured: int4 1421 in cache, 1713 at 256 MB (before: 2529, 4025); int3 1483, int2 1445, nf4 1422: bits do not matter. By samples: 463
-// turning keys, 390 values, 291 scores, 127 angles of the page's first position in double, 97 softmax. The steps between the
-// multiply-adds bind: a register of 16 codes costs a load, a shift, a permutation and a test whether a code lies in two words; a row of 4
-// such registers its scale, its offset and a table on top. g = 8 gains nothing over tiles in cache (2414, 2409): codes are looked up for
+// turning keys, 390 values, 291 scores, 127 angles of the page's first position in double, 97 softmax. The multiply-adds
+// alone would take 208 ns of each of values and scores: a row's scale, offset and table and the look-ups (a load, a shift, a
+// permutation for 16 codes) do not hide behind them. Words kept in registers, without these loads, took as long: which port or
+// latency it is, is not known. g = 8 gains nothing over tiles in cache (2414, 2409): codes are looked up for
 // 6 rows and again for 2.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
