@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode attention of one KV head on one core, pages beyond the cache: bytes of pages a second as a share of what the core reads
-// at the same working-set size in the same run ("of_read"), and keys a second. f16 tiles, rot by tiles, rot by int8.
+// at the same working-set size in the same run ("of_read"), and keys a second. "direct": fp16, fp32, or
+// codes of int and nf, multiplied as they lie; "tile": decoded into fp32 tiles first; "int8": integer dot products.
 //
 // Pages are visited with a stride, as a sequence's pages of one (layer, head) lie in memory: the next page is never the
 // next address.
@@ -26,8 +27,32 @@
 // nothing; with adapt and 32 pages a call another 3 %.
 // Measured on Zen 4 beside other work, best of many runs, ns a page in cache: tc4 536 to rot4's 433 (1.24), tc2 485 to 415 (1.17),
 // tc3 to rot3 1.26; 64 MB: 726 to 611 (1.19), 660 to 507 (1.30), 601 to 470 (1.28),
-// and f16 tiles 3271, tc3 by tiles 12192. Before the sums of keys stayed in registers across classes (a compiler that sees loops over
+// and tc3 by tiles 12192. Before the sums of keys stayed in registers across classes (a compiler that sees loops over
 // them in a switch keeps them in memory) tc4 took 686 and tc3 629.
+//
+// f16 direct, predicted before measuring (d = 64, g = 3, a page of 16 KiB): 2 x 64 x 64 x 3 / 16 = 1536 multiply-adds of 512 bits, 415 ns
+// at one a cycle; widening runs on other ports; softmax about 100 ns. So some 520 ns in cache, and memory binds: 0.9 to 1 us a page at
+// 16 to 18 GB/s. g = 1 takes a third of the multiply-adds, g = 8 has 1107 ns of them and is bound by arithmetic. f32 has twice the bytes.
+// Measured on Zen 4, ns a page in cache / 256 MB with 4 KiB pages of the system / with huge ones, share of the read bandwidth in brackets:
+//   f16 direct  g = 1   361 / 1271 (79 %) /  974 (97 %)      f16 tile  g = 3  1155 / 2964 (34 %)   before: 1331 / 3244 (31 %)
+//               g = 3   623 / 1221 (82 %) /  813 (116 %)     f32 direct  g = 3  700 / 2050 (98 %)   before: 1577 / 4175 (47 %)
+//               g = 4   776 / 1352 (74 %) /  963 (98 %)      d = 128, f16 direct  g = 1, 3, 4, 8: 256 MB with
+//               g = 8  1519 / 2084 (48 %) / 1739 (54 %)        4 KiB pages 2309, 2045, 2308, 3634 (87, 98, 87, 55 %)
+// More than all is possible because the share is of what plain loads read; the next page is asked for ahead. In cache 84 % of the time
+// goes into the products (samples of a profile): three quarters of that are what the multiply-adds need at
+// one a cycle. What huge pages save is walks through page tables. Instruction counts are of the code: this machine counts no events.
+// Exact rows, the open cell's (64 tokens), g = 3: predicted 700 to 870, measured 893 after RoPE (before: 2696) and 1273 before RoPE
+// (3496). By samples of the latter: 335 turning (512 multiplications, 256 additions, 512 loads and 256 stores of 512 bits), 306
+// transposing, 513 products, 83 softmax.
+//
+// int and nf, predicted 890 ns in cache for g = 3: 415 in multiply-adds, 277 in turning keys (1024 multiplications that must not be fused:
+// two angles are added, then applied), look-ups (a shift and a permutation for 16 codes) beside them, softmax 100.
+// Measured: int4 1421 in cache, 1713 at 256 MB (before: 2529, 4025); int3 1483, int2 1445, nf4 1422: bits do not matter. By samples: 463
+// turning keys, 390 values, 291 scores, 127 angles of the page's first position in double, 97 softmax. The multiply-adds
+// alone would take 208 ns of each of values and scores: a row's scale, offset and table and the look-ups (a load, a shift, a
+// permutation for 16 codes) do not hide behind them. Words kept in registers, without these loads, took as long: which port or
+// latency it is, is not known. g = 8 gains nothing over tiles in cache (2414, 2409): codes are looked up for
+// 6 rows and again for 2.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
@@ -170,8 +195,30 @@ class Pages {
   int64_t page_bytes_ = 0;
 };
 
+// A codec whose pages are decoded into fp32 tiles always, as they are for many rows.
+class TileOnly final : public Codec {
+ public:
+  explicit TileOnly(const Codec& codec) : codec_(&codec) {}
+  const CodecTraits& traits() const override { return codec_->traits(); }
+  PageBytes PageSize(int layer, int head) const override { return codec_->PageSize(layer, head); }
+  Error Encode(const EncodeArgs& args) const override { return codec_->Encode(args); }
+  void DecodeKeys(int layer, int head, const float* state, const PageView& page,
+                  float* kt) const override {
+    codec_->DecodeKeys(layer, head, state, page, kt);
+  }
+  void DecodeValues(int layer, int head, const float* state, const PageView& page,
+                    float* v) const override {
+    codec_->DecodeValues(layer, head, state, page, v);
+  }
+
+ private:
+  const Codec* codec_;
+};
+
 // Args: head size, query heads of the group, megabytes of pages, huge pages of the system or not. 32 pages a call, as pieces of a virtual shard are read.
-void BenchDecode(benchmark::State& state, const char* name, AttentionMath math) {
+// kTile: as the codec reads pages in this form. tiles: decoded always.
+void BenchDecode(benchmark::State& state, const char* name, AttentionMath math,
+                 bool tiles = false) {
   const int d = static_cast<int>(state.range(0));
   const int64_t group = state.range(1), megabytes = state.range(2);
   const Pages pages(name, d, static_cast<int>(group), megabytes << 20, state.range(3) != 0);
@@ -183,8 +230,9 @@ void BenchDecode(benchmark::State& state, const char* name, AttentionMath math) 
   std::vector<float> storage(static_cast<size_t>(PartialFloats(group, d)));
   const SoftmaxPartial partial = PartialAt(storage.data(), group, d);
   AttendScratch scratch;
+  const TileOnly tile_only(pages.codec());
   AttendArgs args;
-  args.codec = &pages.codec();
+  args.codec = tiles ? &tile_only : &pages.codec();
   args.state = pages.state();
   args.rope = &pages.rope();
   args.dk = args.dv = d;
@@ -214,23 +262,84 @@ void BenchDecode(benchmark::State& state, const char* name, AttentionMath math) 
   state.counters["GB/s"] = rate(pages.bytes() * 1e-9);
   state.counters["of_read"] = rate(pages.bytes() / ReadRate(megabytes));
   state.counters["Mkeys/s"] = rate(keys * 1e-6);
+  state.counters["ns/page"] =
+      benchmark::Counter(keys / 64 * 1e-9, benchmark::Counter::kIsIterationInvariantRate |
+                                               benchmark::Counter::kInvert);
 }
+
+// Exact rows of open cells: one sequence's fp16 rows of 512 tokens, keys of `name`'s domain. Args: head size, query heads.
+void BenchExactRows(benchmark::State& state, const char* name) {
+  const int d = static_cast<int>(state.range(0));
+  const int64_t group = state.range(1), tokens = 512;
+  const RopeTable rope = MakeRopeTable(RopePairing::kInterleaved, d, d, 100000.0, {});
+  CodecOptions options;
+  options.shape = {1, static_cast<int>(group), 1, d, d, 64};
+  options.rope = {&rope};
+  const auto codec = FindCodec(name)->make(*FindCodec(name), options).codec;
+  const auto numbers = Numbers(tokens * d, 1.0f);
+  std::vector<Half> rows(numbers.size());
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = FloatToHalf(numbers[i]);
+  std::vector<PageView> views(tokens / 64);
+  for (size_t i = 0; i < views.size(); ++i) {
+    views[i].exact_k = views[i].exact_v = rows.data() + i * 64 * d;
+    views[i].exact_k_stride = views[i].exact_v_stride = d;
+    views[i].begin = static_cast<int64_t>(i) * 64;
+    views[i].tokens = 64;
+  }
+  const auto raw = Numbers(group * d, 1.44f / std::sqrt(static_cast<float>(d)));
+  const std::vector<int64_t> positions(static_cast<size_t>(group), tokens - 1);
+  std::vector<float> storage(static_cast<size_t>(PartialFloats(group, d)));
+  const SoftmaxPartial partial = PartialAt(storage.data(), group, d);
+  AttendScratch scratch;
+  AttendArgs args;
+  args.codec = codec.get();
+  args.rope = &rope;
+  args.dk = args.dv = d;
+  args.positions = positions;
+  args.raw_q = args.packed_q = raw.data();
+  args.pages = views;
+  for (auto _ : state) {
+    MakeEmpty(partial);
+    AttendPages(args, scratch, partial);
+    benchmark::ClobberMemory();
+  }
+  state.counters["ns/page"] = benchmark::Counter(
+      static_cast<double>(views.size()) * 1e-9,
+      benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+}
+
+void ExactArgs(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"d", "group"});
+  for (int d : {64, 128})
+    for (int group : {1, 3, 8}) bench->Args({d, group});
+}
+BENCHMARK_CAPTURE(BenchExactRows, post_rope, "f16")->Apply(ExactArgs);
+BENCHMARK_CAPTURE(BenchExactRows, pre_rope, "int4")->Apply(ExactArgs);
 
 void DecodeArgs(benchmark::internal::Benchmark* bench) {
   bench->Unit(benchmark::kMillisecond)->ArgNames({"d", "group", "MB", "huge"});
   for (int d : {64, 128})
     for (int group : {1, 3, 4, 8}) bench->Args({d, group, 256, 0});
-  bench->Args({64, 3, 256, 1});
-  for (int megabytes : {1, 16, 64, 1024}) bench->Args({64, 3, megabytes, 0});
+  for (int group : {1, 3, 4, 8}) bench->Args({64, group, 256, 1});
+  for (int megabytes : {16, 64, 1024}) bench->Args({64, 3, megabytes, 0});
+  for (int d : {64, 128})
+    for (int group : {1, 3, 4}) bench->Args({d, group, 1, 0});
   for (int group : {8, 48, 384}) bench->Args({64, group, 1, 0});  // many rows: prefill
 }
-BENCHMARK_CAPTURE(BenchDecode, f16_tile, "f16", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, rot4_tile, "rot4", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, f16_direct, "f16", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, f32_direct, "f32", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, int4_direct, "int4", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, int3_direct, "int3", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, int2_direct, "int2", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nf4_direct, "nf4", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, f16_tile, "f16", AttentionMath::kTile, true)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, int4_tile, "int4", AttentionMath::kTile, true)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, rot4_tile, "rot4", AttentionMath::kTile, true)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, rot8_int8, "rot8", AttentionMath::kInt8)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, rot4_int8, "rot4", AttentionMath::kInt8)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, rot3_int8, "rot3", AttentionMath::kInt8)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, rot2_int8, "rot2", AttentionMath::kInt8)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, tc3_tile, "tc3", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, tc3_tile, "tc3", AttentionMath::kTile, true)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, tc4_int8, "tc4", AttentionMath::kInt8)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, tc3_int8, "tc3", AttentionMath::kInt8)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, tc3_adapt_int8, "tc3:adapt", AttentionMath::kInt8)

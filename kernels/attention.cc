@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "kernels/convert.h"
 #include "kernels/cpu/attend_tile.h"
 
 namespace kvring {
@@ -17,75 +16,17 @@ bool ReadsExact(const AttendArgs& args, const PageView& page, int64_t position) 
   return BlockIsExact(args.rule, traits, args.block_tokens, position, page.begin, args.chunk_begin);
 }
 
-// Blocks whose angles a thread keeps: two cells of the default size.
-constexpr size_t kKeptAngles = 16;
-
-bool SameRope(const RopeTable& a, const RopeTable& b) {
-  return a.pairing == b.pairing && a.head_dim == b.head_dim &&
-         a.attention_scale == b.attention_scale && a.inv_freq == b.inv_freq;
-}
-
-const float* AnglesOf(const AttendArgs& args, int64_t begin, AttendScratch& scratch) {
-  const size_t step = static_cast<size_t>(2 * args.rope->planes());
-  const size_t floats = step * static_cast<size_t>(args.block_tokens);
-  for (const BlockAngles& kept : scratch.angles) {
-    if (kept.begin == begin && kept.cos_sin.size() == floats && SameRope(kept.rope, *args.rope)) {
-      return kept.cos_sin.data();
-    }
-  }
-  if (scratch.angles.size() < kKeptAngles) scratch.angles.resize(kKeptAngles);
-  BlockAngles& made = scratch.angles[scratch.oldest_angles++ % kKeptAngles];
-  made.rope = *args.rope;
-  made.begin = begin;
-  made.cos_sin.resize(floats);
-  for (int t = 0; t < args.block_tokens; ++t)
-    RopeAngles(*args.rope, begin + t, made.cos_sin.data() + t * step);
-  return made.cos_sin.data();
-}
-
-void RotateKeys(const AttendArgs& args, const PageView& page, AttendScratch& scratch) {
-  const float* angles = AnglesOf(args, page.begin, scratch);
-  for (int64_t t = 0; t < page.tokens; ++t) {
-    RopeRotate(*args.rope, angles + t * 2 * args.rope->planes(), scratch.rows.data() + t * args.dk);
-  }
-}
-
-// Exact rows as a tile: keys after RoPE as columns, values as they are; slots from page.tokens on are zeros.
-void ExactTile(const AttendArgs& args, const PageView& page, AttendScratch& scratch) {
+void AttendDecoded(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                   AttendScratch& scratch, const SoftmaxPartial& partial) {
+  const float* const q = args.packed_q == nullptr ? args.raw_q : args.packed_q;
+  AttendTileArgs tile = TileOf(args, page, q, first, last, partial);
   const int64_t block = args.block_tokens;
-  std::vector<float>& rows = scratch.rows;
-  rows.resize(static_cast<size_t>(block * args.dk));
-  for (int64_t t = 0; t < page.tokens; ++t) {
-    HalfToFloat(page.exact_k + t * page.exact_k_stride, args.dk, rows.data() + t * args.dk);
-    HalfToFloat(page.exact_v + t * page.exact_v_stride, args.dv, scratch.v.data() + t * args.dv);
-  }
-  std::fill(rows.begin() + page.tokens * args.dk, rows.end(), 0.0f);
-  std::fill_n(scratch.v.data() + page.tokens * args.dv, (block - page.tokens) * args.dv, 0.0f);
-  if (args.codec->traits().key_domain == KeyDomain::kPreRope) RotateKeys(args, page, scratch);
-  Transpose(rows.data(), block, args.dk, scratch.kt.data());
-}
-
-void PackedTile(const AttendArgs& args, const PageView& page, AttendScratch& scratch) {
-  args.codec->DecodeKeys(args.layer, args.head, args.state, page, scratch.kt.data());
-  args.codec->DecodeValues(args.layer, args.head, args.state, page, scratch.v.data());
-}
-
-void AttendRows(const AttendArgs& args, const PageView& page, bool exact, int64_t first,
-                int64_t last, AttendScratch& scratch, const SoftmaxPartial& partial) {
-  AttendTileArgs tile;
-  tile.q = (exact || args.packed_q == nullptr ? args.raw_q : args.packed_q) + first * args.dk;
-  tile.positions = args.positions.data() + first;
-  tile.rows = last - first;
-  tile.first_row = first;
-  tile.kt = scratch.kt.data();
-  tile.v = scratch.v.data();
-  tile.block = args.block_tokens;
-  tile.dk = args.dk;
-  tile.dv = args.dv;
-  tile.begin = page.begin;
-  tile.tokens = page.tokens;
-  tile.scores = args.scores;
-  tile.partial = partial.Slice(first, last - first);
+  float* const kt = TileRoom(scratch.kt, block * args.dk + kTilePad);
+  float* const v = TileRoom(scratch.v, block * args.dv + kTilePad);
+  args.codec->DecodeKeys(args.layer, args.head, args.state, page, kt);
+  args.codec->DecodeValues(args.layer, args.head, args.state, page, v);
+  tile.kt = kt;
+  tile.v = v;
   AttendTile(tile, scratch);
 }
 
@@ -102,21 +43,16 @@ void AttendPage(const AttendArgs& args, const PageView& page, AttendScratch& scr
                            ReadsExact(args, page, positions[last]) == exact)) {
       ++last;
     }
-    if (exact || !args.codec->AttendPacked(args, page, first, last, scratch, partial)) {
-      exact ? ExactTile(args, page, scratch) : PackedTile(args, page, scratch);
-      AttendRows(args, page, exact, first, last, scratch, partial);
+    if (exact) {
+      AttendExactRows(args, page, first, last, scratch, partial);
+    } else if (!args.codec->AttendPacked(args, page, first, last, scratch, partial)) {
+      AttendDecoded(args, page, first, last, scratch, partial);
     }
     first = last;
   }
 }
 
 }  // namespace
-
-void AttendExactRows(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-                     AttendScratch& scratch, const SoftmaxPartial& partial) {
-  ExactTile(args, page, scratch);
-  AttendRows(args, page, true, first, last, scratch, partial);
-}
 
 void AttendPages(const AttendArgs& all_args, AttendScratch& scratch,
                  const SoftmaxPartial& partial) {
@@ -126,8 +62,6 @@ void AttendPages(const AttendArgs& all_args, AttendScratch& scratch,
       args.codec->PreparePacked(args, scratch.queries)) {
     args.prepared = &scratch.queries;
   }
-  scratch.kt.resize(static_cast<size_t>(args.block_tokens) * args.dk + kTilePad);
-  scratch.v.resize(static_cast<size_t>(args.block_tokens) * args.dv + kTilePad);
   for (const PageView& page : args.pages) {
     if (page.tokens > 0) AttendPage(args, page, scratch, partial);
   }

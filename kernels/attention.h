@@ -49,13 +49,13 @@ struct AttendArgs {
 struct BlockAngles {
   RopeTable rope;  // a copy: tables are compared by value
   int64_t begin = -1;
-  std::vector<float> cos_sin;  // [block_tokens][planes][2]
+  std::vector<float> cos_sin;  // [planes][2][block_tokens, rounded up to 16]
 };
 
 // Buffers of one thread, reused between calls. The angles are those of the blocks that were read exact last: the few
 // open blocks of a sequence are read by every layer and head.
 struct AttendScratch {
-  std::vector<float> kt, v, p, rows;
+  std::vector<float> kt, v, p, rows, halves;
   std::vector<BlockAngles> angles;
   size_t oldest_angles = 0;
   PackedQueries queries;

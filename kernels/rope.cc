@@ -1,10 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/rope.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/sincos.h"
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/rope.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvring::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_HAVE_FLOAT64
+// SinCos of some planes at once. Every step is one rounding, as there: the same bits.
+HWY_INLINE void SinCosAt(const double* inv_freq, double position, double scale, float* cos,
+                         float* sin) {
+  const hn::CappedTag<double, 8> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const hn::Rebind<float, decltype(d)> df;
+  const auto set = [&](double x) HWY_ATTR { return hn::Set(d, x); };
+  const auto x = hn::Mul(set(position), hn::LoadU(d, inv_freq));
+  const auto shifted = hn::Add(hn::Mul(x, set(kSinCosTwoOverPi)), set(kSinCosRound));
+  const auto quadrant = hn::Sub(shifted, set(kSinCosRound));
+  auto r = x;
+  for (double part : kSinCosHalfPi) r = hn::Sub(r, hn::Mul(quadrant, set(part)));
+  const auto z = hn::Mul(r, r);
+  auto s = set(kSineSeries[0]), c = set(kCosineSeries[0]);
+  for (int i = 1; i < 8; ++i) {
+    s = hn::Add(set(kSineSeries[i]), hn::Mul(z, s));
+    c = hn::Add(set(kCosineSeries[i]), hn::Mul(z, c));
+  }
+  const auto sine = hn::Add(r, hn::Mul(hn::Mul(r, z), s));
+  const auto cosine = hn::Add(set(1.0), hn::Mul(z, c));
+  const auto low = hn::BitCast(du, shifted);
+  const auto one = hn::Set(du, 1), two = hn::Set(du, 2);
+  const auto odd = hn::RebindMask(d, hn::Eq(hn::And(low, one), one));
+  const auto sign = [&](auto bits)
+                        HWY_ATTR { return hn::BitCast(d, hn::ShiftLeft<62>(hn::And(bits, two))); };
+  const auto first = hn::Xor(hn::IfThenElse(odd, cosine, sine), sign(low));
+  const auto second = hn::Xor(hn::IfThenElse(odd, sine, cosine), sign(hn::Add(low, one)));
+  hn::StoreU(hn::DemoteTo(df, hn::Mul(second, set(scale))), df, cos);
+  hn::StoreU(hn::DemoteTo(df, hn::Mul(first, set(scale))), df, sin);
+}
+#endif
+
+void RopeAnglesImpl(const RopeTable& table, int64_t position, float* cos_sin) {
+  const int planes = table.planes();
+  const double n = static_cast<double>(position);
+  const double scale = table.attention_scale;
+  int p = 0;
+#if HWY_HAVE_FLOAT64
+  const int lanes = static_cast<int>(hn::Lanes(hn::CappedTag<double, 8>()));
+  for (; p + lanes <= planes; p += lanes) {
+    float cos[8], sin[8];
+    SinCosAt(table.inv_freq.data() + p, n, scale, cos, sin);
+    for (int i = 0; i < lanes; ++i) {
+      cos_sin[2 * (p + i)] = cos[i];
+      cos_sin[2 * (p + i) + 1] = sin[i];
+    }
+  }
+#endif
+  for (; p < planes; ++p) {
+    const SinCosResult angle = SinCos(n * table.inv_freq[p]);
+    cos_sin[2 * p] = static_cast<float>(angle.cos * scale);
+    cos_sin[2 * p + 1] = static_cast<float>(angle.sin * scale);
+  }
+}
+
+}  // namespace kvring::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace kvring {
 
 RopeTable MakeRopeTable(RopePairing pairing, int head_dim, int rotary, double base,
@@ -20,15 +90,10 @@ RopeTable MakeRopeTable(RopePairing pairing, int head_dim, int rotary, double ba
   return table;
 }
 
+HWY_EXPORT(RopeAnglesImpl);
+
 void RopeAngles(const RopeTable& table, int64_t position, float* cos_sin) {
-  const int planes = table.planes();
-  const double n = static_cast<double>(position);
-  const double scale = table.attention_scale;
-  for (int p = 0; p < planes; ++p) {
-    const SinCosResult angle = SinCos(n * table.inv_freq[p]);
-    cos_sin[2 * p] = static_cast<float>(angle.cos * scale);
-    cos_sin[2 * p + 1] = static_cast<float>(angle.sin * scale);
-  }
+  HWY_DYNAMIC_DISPATCH(RopeAnglesImpl)(table, position, cos_sin);
 }
 
 namespace {
@@ -67,3 +132,4 @@ void RopeRotateBack(const RopeTable& table, const float* cos_sin, float* x) {
 }
 
 }  // namespace kvring
+#endif  // HWY_ONCE

@@ -4,41 +4,13 @@
 // Page, B slots: K part Half [dk][B] (a coefficient's slots side by side, as tiles are), V part Half [B][dv].
 #include <algorithm>
 
+#include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
+#include "kernels/cpu/attend_tile.h"
+#include "kernels/cpu/exact_tile.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/codec/f16.cc"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
-
-HWY_BEFORE_NAMESPACE();
-namespace kvring {
-namespace HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-// The hardware's conversion: exact, and no NaN is ever stored in a page (convert.h's form keeps those too, at a price).
-void Widen(const Half* x, int64_t n, float* y) {
-  const hn::CappedTag<float, 16> d;
-  const hn::Rebind<hwy::float16_t, decltype(d)> d16;
-  const int64_t width = static_cast<int64_t>(hn::Lanes(d));
-  const auto* const from = reinterpret_cast<const hwy::float16_t*>(x);
-  int64_t i = 0;
-  for (; i + width <= n; i += width)
-    hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, from + i)), d, y + i);
-  for (; i < n; ++i) y[i] = HalfToFloat(x[i]);
-}
-
-}  // namespace HWY_NAMESPACE
-}  // namespace kvring
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
 namespace kvring {
 namespace {
-
-HWY_EXPORT(Widen);
-
-void WidenRow(const Half* x, int64_t n, float* y) { HWY_DYNAMIC_DISPATCH(Widen)(x, n, y); }
 
 class F16Codec final : public Codec {
  public:
@@ -69,18 +41,30 @@ class F16Codec final : public Codec {
     return {};
   }
 
+  // The same steps as over a tile, on numbers that are widened in registers.
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch& scratch, const SoftmaxPartial& partial) const override {
+    if (last - first > kDirectRows || shape_.dv % 16 != 0) return false;
+    AttendTileArgs tile = TileOf(args, page, args.raw_q, first, last, partial);
+    tile.half_kt = reinterpret_cast<const Half*>(page.packed);
+    tile.half_v = tile.half_kt + shape_.dk * block_;
+    tile.k_ahead = tile.v_ahead = BytesAhead(args, page);
+    AttendTile(tile, scratch);
+    return true;
+  }
+
   void DecodeKeys(int, int, const float*, const PageView& page, float* kt) const override {
     const Half* const k = reinterpret_cast<const Half*>(page.packed);
-    if (page.tokens == block_) return WidenRow(k, shape_.dk * block_, kt);
+    if (page.tokens == block_) return WidenHalves(k, shape_.dk * block_, kt);
     for (int64_t i = 0; i < shape_.dk; ++i) {
-      WidenRow(k + i * block_, page.tokens, kt + i * block_);
+      WidenHalves(k + i * block_, page.tokens, kt + i * block_);
       std::fill(kt + i * block_ + page.tokens, kt + (i + 1) * block_, 0.0f);
     }
   }
 
   void DecodeValues(int, int, const float*, const PageView& page, float* v) const override {
     const Half* const from = reinterpret_cast<const Half*>(page.packed) + shape_.dk * block_;
-    WidenRow(from, page.tokens * shape_.dv, v);
+    WidenHalves(from, page.tokens * shape_.dv, v);
     std::fill(v + page.tokens * shape_.dv, v + block_ * shape_.dv, 0.0f);
   }
 
@@ -107,4 +91,3 @@ CodecMade MakeF16(const CodecRow& row, const CodecOptions& options) {
 }
 
 }  // namespace kvring
-#endif  // HWY_ONCE

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
+#include "kernels/cpu/attend_tile.h"
 
 namespace kvring {
 namespace {
@@ -36,6 +38,18 @@ class F32Codec final : public Codec {
       std::copy_n(args.v + i * shape_.dv, shape_.dv, k + shape_.dk * block_ + slot * shape_.dv);
     }
     return {};
+  }
+
+  // A page is a tile, but that unused slots hold anything.
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch& scratch, const SoftmaxPartial& partial) const override {
+    if (shape_.dv % 16 != 0) return false;
+    AttendTileArgs tile = TileOf(args, page, args.raw_q, first, last, partial);
+    tile.kt = reinterpret_cast<const float*>(page.packed);
+    tile.v = tile.kt + shape_.dk * block_;
+    tile.k_ahead = tile.v_ahead = BytesAhead(args, page);
+    AttendTile(tile, scratch);
+    return true;
   }
 
   void DecodeKeys(int, int, const float*, const PageView& page, float* kt) const override {

@@ -5,12 +5,18 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
 #include "kernels/codec/page_angles.h"
+#include "kernels/cpu/attend_tile.h"
+#include "kernels/cpu/code_rows.h"
 #include "kernels/rope.h"
 
 namespace kvring {
 namespace {
+
+constexpr int kMaxHeadDim =
+    512;  // CheckOptions of int and nf: at most so many channels, two a plane
 
 struct Range {
   float lo = 0.0f, hi = 0.0f;
@@ -19,6 +25,13 @@ struct Range {
 struct GroupParams {
   float scale = 0.0f, offset = 0.0f;  // fp16-representable
 };
+
+// Rows up to which codes are looked up where they are multiplied.
+constexpr int64_t kDirectCodeRows = 12;
+
+void FetchLines(const uint8_t* at, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
+}
 
 void StoreHalf(float x, uint8_t* at) {
   const Half h = FloatToHalfSaturated(x);
@@ -45,6 +58,7 @@ class GroupedCodec final : public Codec {
       angles_ = MakePageAngles(options.rope, static_cast<int>(block_));
     }
     for (int j = 0; j + 1 < codes_; ++j) edges_[j] = 0.5f * (grid.numbers[j] + grid.numbers[j + 1]);
+    for (int j = 0; j < 16; ++j) repeated_[j] = grid_.numbers[j % codes_];
     map_.kind = grid_.kind;
     map_.table = grid_.numbers.data();
     key_words_ = WordBytes(shape_.dk, block_, grid.bits);
@@ -55,6 +69,8 @@ class GroupedCodec final : public Codec {
   const CodecTraits& traits() const override { return traits_; }
   PageBytes PageSize(int, int) const override { return size_; }
   Error Encode(const EncodeArgs& args) const override;
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch& scratch, const SoftmaxPartial& partial) const override;
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;
   void DecodeValues(int layer, int head, const float* state, const PageView& page,
@@ -67,14 +83,17 @@ class GroupedCodec final : public Codec {
   void EncodeValues(const EncodeArgs& args, int head) const;
   void EncodeRow(const float* x, int64_t n, Range range, int64_t row, uint8_t* words,
                  uint8_t* params, int64_t param_rows) const;
-  void Unpack(const uint8_t* words, const uint8_t* params, int64_t param_rows, int64_t rows,
-              int64_t lanes, float* out) const;
+  CodeRows RowsOf(const uint8_t* words, int64_t word_bytes, int64_t param_rows, int64_t rows,
+                  int64_t lanes) const;
+  void Unpack(const CodeRows& rows, float* out) const;
+  bool IsWhole(const PageView& page) const { return page.sinks == 0 && page.tokens == block_; }
 
   KvShape shape_;
   Grid grid_;
   int codes_;
   int64_t block_;
-  float edges_[15] = {};  // between neighbouring numbers
+  std::array<float, 16> repeated_{};  // grid_.numbers, over and over
+  float edges_[15] = {};              // between neighbouring numbers
   CodeMap map_;
   int64_t key_words_ = 0, value_words_ = 0;
   PageBytes size_;
@@ -154,30 +173,76 @@ Error GroupedCodec::Encode(const EncodeArgs& args) const {
   return {};
 }
 
-void GroupedCodec::Unpack(const uint8_t* words, const uint8_t* params, int64_t param_rows,
-                          int64_t rows, int64_t lanes, float* out) const {
-  std::vector<float> scale(rows), offset(rows);
-  for (int64_t r = 0; r < rows; ++r) {
-    scale[r] = LoadHalf(params + 2 * r);
-    offset[r] = LoadHalf(params + 2 * (param_rows + r));
+// Of a part of a page: words, then scales and offsets of `param_rows` rows.
+CodeRows GroupedCodec::RowsOf(const uint8_t* words, int64_t word_bytes, int64_t param_rows,
+                              int64_t rows, int64_t lanes) const {
+  CodeRows found;
+  found.words = words;
+  found.bits = grid_.bits;
+  found.rows = rows;
+  found.lanes = lanes;
+  found.numbers = repeated_.data();
+  found.scale = words + word_bytes;
+  found.offset = found.scale + 2 * param_rows;
+  return found;
+}
+
+void GroupedCodec::Unpack(const CodeRows& rows, float* out) const {
+  if (HaveCodeTables()) return DecodeCodes(rows, out);
+  std::vector<float> scale(rows.rows), offset(rows.rows);
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    scale[r] = LoadHalf(rows.scale + 2 * r);
+    offset[r] = LoadHalf(rows.offset + 2 * r);
   }
-  UnpackRows(map_,
-             {words, grid_.bits, rows, lanes, lanes, lanes, scale.data(), offset.data(), out});
+  UnpackRows(map_, {rows.words, rows.bits, rows.rows, rows.lanes, rows.lanes, rows.lanes,
+                    scale.data(), offset.data(), out});
+}
+
+// The same steps as over tiles. Keys that have to be turned are a tile all the same, which stays in the first-level cache alone.
+bool GroupedCodec::AttendPacked(const AttendArgs& args, const PageView& page, int64_t first,
+                                int64_t last, AttendScratch& scratch,
+                                const SoftmaxPartial& partial) const {
+  if (last - first > kDirectCodeRows || shape_.dv % 16 != 0 || !IsWhole(page) || !HaveCodeTables())
+    return false;
+  const CodeRows keys = RowsOf(page.packed, key_words_, shape_.dk, shape_.dk, block_);
+  const CodeRows values =
+      RowsOf(page.packed + size_.k, value_words_, block_, page.tokens, shape_.dv);
+  const float* const q = args.packed_q == nullptr ? args.raw_q : args.packed_q;
+  AttendTileArgs tile = TileOf(args, page, q, first, last, partial);
+  const int64_t ahead = BytesAhead(args, page);
+  FetchLines(page.packed + size_.k + value_words_ + ahead, size_.v - value_words_);
+  if (angles_.empty()) {
+    FetchLines(page.packed + key_words_ + ahead, size_.k - key_words_);
+    tile.code_kt = &keys;
+    tile.k_ahead = ahead;
+  } else {
+    FetchLines(page.packed + ahead, size_.k);
+    float* const kt = TileRoom(scratch.kt, shape_.dk * block_ + kTilePad);
+    DecodeKeys(args.layer, args.head, args.state, page, kt);
+    tile.kt = kt;
+  }
+  tile.code_v = &values;
+  tile.v_ahead = ahead;
+  AttendTile(tile, scratch);
+  return true;
 }
 
 void GroupedCodec::DecodeKeys(int layer, int, const float*, const PageView& page, float* kt) const {
-  Unpack(page.packed, page.packed + key_words_, shape_.dk, shape_.dk, block_, kt);
+  const CodeRows rows = RowsOf(page.packed, key_words_, shape_.dk, shape_.dk, block_);
+  float base[kMaxHeadDim];
+  if (!angles_.empty()) RopeAngles(angles_[layer]->table(), page.begin, base);
+  // Sinks are turned with the rest of the tile, and come before.
+  if (IsWhole(page) && !angles_.empty() && HaveCodeTables()) {
+    const PageAngles& offsets = *angles_[layer];
+    return DecodeTurned(rows, offsets.table(), offsets.Cosines(), offsets.Sines(), base, kt);
+  }
+  Unpack(rows, kt);
   OverlayKeySinks(page, shape_.dk, block_, kt);
-  if (angles_.empty()) return;
-  const PageAngles& angles = *angles_[layer];
-  std::vector<float> base(2 * angles.table().planes());
-  RopeAngles(angles.table(), page.begin, base.data());
-  angles.RotateTile(base.data(), kt);
+  if (!angles_.empty()) angles_[layer]->RotateTile(base, kt);
 }
 
 void GroupedCodec::DecodeValues(int, int, const float*, const PageView& page, float* v) const {
-  const uint8_t* const part = page.packed + size_.k;
-  Unpack(part, part + value_words_, block_, page.tokens, shape_.dv, v);
+  Unpack(RowsOf(page.packed + size_.k, value_words_, block_, page.tokens, shape_.dv), v);
   OverlayValueSinks(page, shape_.dv, static_cast<int>(block_), v);
 }
 

@@ -17,6 +17,9 @@ class PageAngles {
   PageAngles(const RopeTable& table, int block_tokens);
   const RopeTable& table() const { return *table_; }
   int block_tokens() const { return block_; }
+  // Of the offsets, [planes][block_tokens].
+  const float* Cosines() const { return cos_.data(); }
+  const float* Sines() const { return sin_.data(); }
 
   // base: [planes][2], RopeAngles of the page's first position.
   // tile [head_dim][block]: keys as columns, each rotated to its own position, in place.

@@ -66,8 +66,27 @@ HWY_INLINE V Exp2Vec(D d, V x) {
   return hn::IfThenElse(hn::Ge(x, hn::Set(d, kExp2High)), infinity, y);
 }
 
+// The tree of SumLanes16 within a register.
+template <class D, class V>
+HWY_INLINE float SumHalves(D d, V x) {
+  if constexpr (hn::MaxLanes(D()) == 1) {
+    return hn::GetLane(x);
+  } else {
+    const hn::Half<D> half;
+    return SumHalves(half, hn::Add(hn::LowerHalf(half, x), hn::UpperHalf(half, x)));
+  }
+}
+
 // Sum of 16 virtual lanes held as 16 / Lanes(d) registers, as a balanced tree: lane i + lane i + 8, and so on.
 HWY_INLINE float SumLanes16(const F32V* acc) {
+#if !HWY_HAVE_SCALABLE
+  constexpr size_t kRegisters = 16 / hn::MaxLanes(F32());
+  if constexpr (kRegisters == 1) return SumHalves(F32(), acc[0]);
+  if constexpr (kRegisters == 2) return SumHalves(F32(), hn::Add(acc[0], acc[1]));
+  if constexpr (kRegisters == 4) {
+    return SumHalves(F32(), hn::Add(hn::Add(acc[0], acc[2]), hn::Add(acc[1], acc[3])));
+  }
+#endif
   const F32 d;
   alignas(64) float t[16];
   for (size_t i = 0; i < 16 / hn::Lanes(d); ++i) hn::Store(acc[i], d, t + i * hn::Lanes(d));
