@@ -87,6 +87,30 @@ std::shared_ptr<const CodecTables> TcTables(int d) {
   return tables;
 }
 
+// Tables of nuq for white rows of one KV head: thresholds at the quantiles that the name asks for, an even datatype, and slots
+// as many as the small model's heads have in the mean (62 of 4096 elements at 1 %).
+std::shared_ptr<const CodecTables> NuqTables(const CodecRow& row, int d) {
+  auto tables = std::make_shared<CodecTables>();
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape, float value) {
+    CodecTable& table = tables->tensors[std::string(row.name) + "/" + name];
+    table.values.assign(static_cast<size_t>(shape.back()), value);
+    table.shape = std::move(shape);
+    return &table.values;
+  };
+  const float limit = row.outliers > 0 ? 2.58f : 4.0f;
+  add("block_tokens", {1}, 64.0f);
+  add("k_lo", {1, d}, -limit);
+  add("k_hi", {1, d}, limit);
+  for (const std::string side : {"k", "v"}) {
+    const int codes = 1 << row.bits;
+    std::vector<float>* const numbers = add(side + "_cent", {1, codes}, 0.0f);
+    for (int j = 0; j < codes; ++j)
+      (*numbers)[j] = (2.0f * static_cast<float>(j) + 1.0f) / static_cast<float>(codes) - 1.0f;
+    add(side + "_slots", {1, 1}, row.outliers > 0 ? 62.0f * static_cast<float>(d) / 64.0f : 0.0f);
+  }
+  return tables;
+}
+
 // One KV head's pages: real codes of Gaussian rows in a few pages, copied over the whole working set.
 class Pages {
  public:
@@ -98,7 +122,7 @@ class Pages {
     const size_t colon = name.find(':');
     if (colon != std::string::npos) options.flags = {name.substr(colon + 1)};
     const CodecRow* row = FindCodec(name.substr(0, colon));
-    if (row->rate > 0) options.tables = TcTables(d);
+    if (row->calibrated) options.tables = row->rate > 0 ? TcTables(d) : NuqTables(*row, d);
     codec_ = row->make(*row, options).codec;
     state_ = Numbers(std::max<int64_t>(1, codec_->StateFloats()), 0.0f);
     const std::vector<float> mean = Numbers(d, 1.0f);
@@ -237,6 +261,12 @@ BENCHMARK_CAPTURE(BenchDecode, tc3_adapt_int8, "tc3:adapt", AttentionMath::kInt8
     ->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, tc2_5_int8, "tc2.5", AttentionMath::kInt8)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, tc2_int8, "tc2", AttentionMath::kInt8)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq4_tile, "nuq4", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq3_tile, "nuq3", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq2_tile, "nuq2", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq4_1_tile, "nuq4-1%", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq3_1_tile, "nuq3-1%", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq2_1_tile, "nuq2-1%", AttentionMath::kTile)->Apply(DecodeArgs);
 
 }  // namespace
 }  // namespace kvring

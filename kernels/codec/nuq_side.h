@@ -59,6 +59,7 @@ class SideCodec {
 
  private:
   int64_t ParamBytes(int head) const;
+  void FillNumbers();
   void PickByThreshold(int layer, const float* row, TokenCode& token) const;
   void Cap(int layer, const float* row, TokenCode& token) const;
   void FindParams(const float* row, TokenCode& token) const;
@@ -67,6 +68,8 @@ class SideCodec {
                    TokenCode& token) const;
 
   NuqSideTables tables_;
+  // [layers][D][kNuqTable] by channel: what codes decode to; by token [layers][kNuqTable]: the datatype (kernels/cpu/nuq_tile.h).
+  std::vector<float> numbers_;
   int bits_ = 0, block_ = 0;
   bool one_scale_ = false;  // over all heads of a token
   bool keeps_outliers_ = false;

@@ -16,17 +16,22 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Products and sums are kept apart (no fused operations): the same bits on every instruction set.
-void RotatePlane(const float* cos, const float* sin, float base_cos, float base_sin, int64_t count,
-                 float* a, float* b) {
+// cos, sin: [planes][block], of the offsets.
+void RotatePage(const RopeTable& table, const float* base, const float* cos, const float* sin,
+                int64_t block, float* tile) {
   const hn::CappedTag<float, 16> d;
-  const auto bc = hn::Set(d, base_cos), bs = hn::Set(d, base_sin);
-  for (int64_t t = 0; t < count; t += static_cast<int64_t>(hn::Lanes(d))) {
-    const auto co = hn::LoadU(d, cos + t), so = hn::LoadU(d, sin + t);
-    const auto c = hn::Sub(hn::Mul(bc, co), hn::Mul(bs, so));
-    const auto s = hn::Add(hn::Mul(bs, co), hn::Mul(bc, so));
-    const auto x = hn::LoadU(d, a + t), y = hn::LoadU(d, b + t);
-    hn::StoreU(hn::Sub(hn::Mul(x, c), hn::Mul(y, s)), d, a + t);
-    hn::StoreU(hn::Add(hn::Mul(x, s), hn::Mul(y, c)), d, b + t);
+  for (int p = 0; p < table.planes(); ++p, cos += block, sin += block) {
+    const auto bc = hn::Set(d, base[2 * p]), bs = hn::Set(d, base[2 * p + 1]);
+    float* const a = tile + table.First(p) * block;
+    float* const b = tile + table.Second(p) * block;
+    for (int64_t t = 0; t < block; t += static_cast<int64_t>(hn::Lanes(d))) {
+      const auto co = hn::LoadU(d, cos + t), so = hn::LoadU(d, sin + t);
+      const auto c = hn::Sub(hn::Mul(bc, co), hn::Mul(bs, so));
+      const auto s = hn::Add(hn::Mul(bs, co), hn::Mul(bc, so));
+      const auto x = hn::LoadU(d, a + t), y = hn::LoadU(d, b + t);
+      hn::StoreU(hn::Sub(hn::Mul(x, c), hn::Mul(y, s)), d, a + t);
+      hn::StoreU(hn::Add(hn::Mul(x, s), hn::Mul(y, c)), d, b + t);
+    }
   }
 }
 
@@ -51,7 +56,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvring {
 namespace {
 
-HWY_EXPORT(RotatePlane);
+HWY_EXPORT(RotatePage);
 HWY_EXPORT(SpreadPlane);
 
 // x's plane turned to the page's first position: everything after is an offset.
@@ -78,11 +83,7 @@ PageAngles::PageAngles(const RopeTable& table, int block_tokens)
 }
 
 void PageAngles::RotateTile(const float* base, float* tile) const {
-  for (int p = 0; p < table_->planes(); ++p) {
-    HWY_DYNAMIC_DISPATCH(RotatePlane)
-    (&cos_[p * block_], &sin_[p * block_], base[2 * p], base[2 * p + 1], block_,
-     tile + table_->First(p) * block_, tile + table_->Second(p) * block_);
-  }
+  HWY_DYNAMIC_DISPATCH(RotatePage)(*table_, base, cos_.data(), sin_.data(), block_, tile);
 }
 
 void PageAngles::SpreadTile(const float* base, const float* x, const float* pre, int tokens,
