@@ -23,6 +23,7 @@ namespace {
 
 constexpr int kSides = 2;  // keys, values
 constexpr int64_t kMaxIndex = 65536;
+constexpr int kMaxDim = 512;
 
 class NuqCodec final : public Codec {
  public:
@@ -242,9 +243,9 @@ void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& pag
   OverlayKeySinks(page, shape_.dk, block_, kt);
   if (angles_.empty()) return;
   const PageAngles& angles = *angles_[layer];
-  std::vector<float> base(2 * angles.table().planes());
-  RopeAngles(angles.table(), page.begin, base.data());
-  angles.RotateTile(base.data(), kt);
+  float base[kMaxDim];  // of at most kMaxDim / 2 planes
+  angles.Base(page.begin, base);
+  angles.RotateTile(base, kt);
 }
 
 void NuqCodec::DecodeValues(int layer, int head, const float*, const PageView& page,
@@ -280,8 +281,8 @@ std::string CheckIndexRange(const CodecRow& row, const KvShape& shape, const Nuq
 
 CodecMade MakeNuq(const CodecRow& row, const CodecOptions& options) {
   CodecMade made;
-  made.error = CheckOptions(row, options,
-                            {.min_dim = 16, .max_dim = 512, .block_multiple = 16, .rope = true});
+  made.error = CheckOptions(
+      row, options, {.min_dim = 16, .max_dim = kMaxDim, .block_multiple = 16, .rope = true});
   if (!made.error.empty()) return made;
   const NuqForm form = ParseNuqForm(row, options, &made.error);
   if (made.error.empty()) made.error = CheckIndexRange(row, options.shape, form);

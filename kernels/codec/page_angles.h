@@ -18,6 +18,9 @@ class PageAngles {
   const RopeTable& table() const { return *table_; }
   int block_tokens() const { return block_; }
 
+  // base: [planes][2] = RopeAngles(table(), position, base), bit for bit, several times as fast.
+  void Base(int64_t position, float* base) const;
+
   // base: [planes][2], RopeAngles of the page's first position.
   // tile [head_dim][block]: keys as columns, each rotated to its own position, in place.
   void RotateTile(const float* base, float* tile) const;

@@ -65,9 +65,8 @@ struct RowTable {
 
   HWY_INLINE VF Number(VU code) const {
     constexpr int kMask = kOne ? kCodes - 1 : kTwo ? kLanes - 1 : kCodes - 1;
-    const auto index = hn::BitCast(DI(), kIndexWraps && (kOne || kTwo)
-                                             ? code
-                                             : hn::And(code, hn::Set(DU(), kMask)));
+    const auto index = hn::BitCast(
+        DI(), kIndexWraps && (kOne || kTwo) ? code : hn::And(code, hn::Set(DU(), kMask)));
     if constexpr (kOne) {
       return hn::TableLookupLanes(low, hn::IndicesFromVec(DF(), index));
     } else if constexpr (kTwo) {

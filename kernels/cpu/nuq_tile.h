@@ -14,10 +14,11 @@ inline constexpr int kNuqTable = 16;
 void RepeatNuqTable(const float* numbers, int bits, float* table /* [kNuqTable] */);
 
 struct NuqTileArgs {
-  const uint8_t* words = nullptr;  // u32 [WordRows(at least rows, bits)][lanes] (kernels/codec/bit_words.h)
-  int bits = 0;                    // 2, 3, 4
-  int64_t rows = 0, lanes = 0;     // at least 16 lanes
-  float* out = nullptr;            // [rows][lanes]
+  const uint8_t* words =
+      nullptr;   // u32 [WordRows(at least rows, bits)][lanes] (kernels/codec/bit_words.h)
+  int bits = 0;  // 2, 3, 4
+  int64_t rows = 0, lanes = 0;  // at least 16 lanes
+  float* out = nullptr;         // [rows][lanes]
 };
 
 // out[r][l] = tables[r][code], tables [rows][kNuqTable].
