@@ -17,6 +17,7 @@
 #include "kernels/codec/nuq_side.h"
 #include "kernels/codec/page_angles.h"
 #include "kernels/convert.h"
+#include "kernels/cpu/nuq_keys.h"
 
 namespace kvring {
 namespace {
@@ -64,6 +65,8 @@ class NuqCodec final : public Codec {
   void EncodeToken(Job& job, int slot) const;
   OutlierLosses StoreSlots(Job& job, int side, int slot) const;
   void StoreList(Job& job, int side, int slot) const;
+  bool InOnePass(int layer, int head, const PageView& page) const;
+  void DecodeWholePage(int layer, int head, const PageView& page, float* kt) const;
   void DecodeSide(int layer, int head, int side, const PageView& page, float* tile) const;
 
   KvShape shape_;
@@ -231,8 +234,37 @@ void NuqCodec::DecodeSide(int layer, int head, int side, const PageView& page, f
   }
 }
 
+// Keys by channel before RoPE, of a block in full use without sinks and lists: nearly every page.
+bool NuqCodec::InOnePass(int layer, int head, const PageView& page) const {
+  return sides_[0].by_channel() && !angles_.empty() && !listed_ && page.sinks == 0 &&
+         page.tokens == block_ && block_ % kNuqKeyStrip == 0 &&
+         sides_[0].slots(layer, head) <= kNuqKeySlots;
+}
+
+void NuqCodec::DecodeWholePage(int layer, int head, const PageView& page, float* kt) const {
+  const SideCodec& form = sides_[0];
+  const PageAngles& angles = *angles_[layer];
+  float base[kMaxDim];
+  angles.Base(page.begin, base);
+  NuqKeysArgs args;
+  args.words = page.packed;
+  args.bits = form_.bits;
+  args.dim = shape_.dk;
+  args.block = block_;
+  args.tables = form.Numbers(layer, head);
+  args.slots = page.packed + form.SlotsOffset(head);
+  args.slot_count = form.slots(layer, head);
+  args.rope = &angles.table();
+  args.base = base;
+  args.cos = angles.cosines();
+  args.sin = angles.sines();
+  args.kt = kt;
+  DecodeNuqKeys(args);
+}
+
 void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& page,
                           float* kt) const {
+  if (InOnePass(layer, head, page)) return DecodeWholePage(layer, head, page, kt);
   if (sides_[0].by_channel()) {
     DecodeSide(layer, head, 0, page, kt);
   } else {

@@ -10,7 +10,6 @@
 #include "kernels/codec/bit_words.h"
 #include "kernels/codec/nuq_nearest.h"
 #include "kernels/convert.h"
-#include "kernels/cpu/nuq_tile.h"
 
 namespace kvring {
 namespace {
@@ -191,8 +190,7 @@ void SideCodec::DecodeCodes(int layer, int head, const uint8_t* part, const uint
                             int tokens, float* tile) const {
   const int64_t dim = tables_.dim;
   if (tables_.by_channel) {
-    DecodeNuqRows({part, bits_, dim, block_, tile},
-                  &numbers_[(int64_t{layer} * width() + head * dim) * kNuqTable]);
+    DecodeNuqRows({part, bits_, dim, block_, tile}, Numbers(layer, head));
     return;
   }
   // Words run down the slots: groups of 64 begin with a word at every number of bits.

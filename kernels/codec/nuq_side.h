@@ -17,6 +17,7 @@
 #include "kernels/codec.h"
 #include "kernels/codec/nuq_form.h"
 #include "kernels/codec/nuq_outliers.h"
+#include "kernels/cpu/nuq_tile.h"
 
 namespace kvring {
 
@@ -54,6 +55,10 @@ class SideCodec {
   // shared: the same part of KV head 0's page. Slots from `tokens` on are arbitrary (by channel) or untouched (by token).
   void DecodeCodes(int layer, int head, const uint8_t* part, const uint8_t* shared, int tokens,
                    float* tile) const;
+  // by_channel: tables of a head's channels, [dim][kNuqTable].
+  const float* Numbers(int layer, int head) const {
+    return &numbers_[(int64_t{layer} * width() + int64_t{head} * dim()) * kNuqTable];
+  }
   bool by_channel() const { return tables_.by_channel; }
   TileOrder Order() const;
 
