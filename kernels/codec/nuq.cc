@@ -66,7 +66,6 @@ class NuqCodec final : public Codec {
   OutlierLosses StoreSlots(Job& job, int side, int slot) const;
   void StoreList(Job& job, int side, int slot) const;
   bool InOnePass(int layer, int head, const PageView& page) const;
-  void DecodeWholePage(int layer, int head, const PageView& page, float* kt) const;
   void DecodeSide(int layer, int head, int side, const PageView& page, float* tile) const;
 
   KvShape shape_;
@@ -234,37 +233,20 @@ void NuqCodec::DecodeSide(int layer, int head, int side, const PageView& page, f
   }
 }
 
-// Keys by channel before RoPE, of a block in full use without sinks and lists: nearly every page.
+// Keys by channel before RoPE of a whole page without anything that is put in between: no outliers, no sinks.
 bool NuqCodec::InOnePass(int layer, int head, const PageView& page) const {
   return sides_[0].by_channel() && !angles_.empty() && !listed_ && page.sinks == 0 &&
-         page.tokens == block_ && block_ % kNuqKeyStrip == 0 &&
-         sides_[0].slots(layer, head) <= kNuqKeySlots;
-}
-
-void NuqCodec::DecodeWholePage(int layer, int head, const PageView& page, float* kt) const {
-  const SideCodec& form = sides_[0];
-  const PageAngles& angles = *angles_[layer];
-  float base[kMaxDim];
-  angles.Base(page.begin, base);
-  NuqKeysArgs args;
-  args.words = page.packed;
-  args.bits = form_.bits;
-  args.dim = shape_.dk;
-  args.block = block_;
-  args.tables = form.Numbers(layer, head);
-  args.slots = page.packed + form.SlotsOffset(head);
-  args.slot_count = form.slots(layer, head);
-  args.rope = &angles.table();
-  args.base = base;
-  args.cos = angles.cosines();
-  args.sin = angles.sines();
-  args.kt = kt;
-  DecodeNuqKeys(args);
+         page.tokens == block_ && sides_[0].slots(layer, head) == 0;
 }
 
 void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& page,
                           float* kt) const {
-  if (InOnePass(layer, head, page)) return DecodeWholePage(layer, head, page, kt);
+  float base[kMaxDim];  // of at most kMaxDim / 2 planes
+  if (!angles_.empty()) angles_[layer]->Base(page.begin, base);
+  if (InOnePass(layer, head, page)) {
+    return DecodeNuqKeys(
+        {page.packed, form_.bits, sides_[0].Numbers(layer, head), angles_[layer].get(), base, kt});
+  }
   if (sides_[0].by_channel()) {
     DecodeSide(layer, head, 0, page, kt);
   } else {
@@ -272,12 +254,8 @@ void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& pag
     DecodeSide(layer, head, 0, page, rows.data());
     Transpose(rows.data(), block_, shape_.dk, kt);
   }
-  OverlayKeySinks(page, shape_.dk, block_, kt);
-  if (angles_.empty()) return;
-  const PageAngles& angles = *angles_[layer];
-  float base[kMaxDim];  // of at most kMaxDim / 2 planes
-  angles.Base(page.begin, base);
-  angles.RotateTile(base, kt);
+  if (page.sinks > 0 || page.tokens < block_) OverlayKeySinks(page, shape_.dk, block_, kt);
+  if (!angles_.empty()) angles_[layer]->RotateTile(base, kt);
 }
 
 void NuqCodec::DecodeValues(int layer, int head, const float*, const PageView& page,
@@ -289,7 +267,7 @@ void NuqCodec::DecodeValues(int layer, int head, const float*, const PageView& p
   } else {
     DecodeSide(layer, head, 1, page, v);
   }
-  OverlayValueSinks(page, shape_.dv, block_, v);
+  if (page.sinks > 0 || page.tokens < block_) OverlayValueSinks(page, shape_.dv, block_, v);
 }
 
 // Indices of outliers are 16 bits.

@@ -9,7 +9,6 @@
 
 #include "kernels/codec/bit_words.h"
 #include "kernels/codec/nuq_nearest.h"
-#include "kernels/convert.h"
 
 namespace kvring {
 namespace {
@@ -193,18 +192,10 @@ void SideCodec::DecodeCodes(int layer, int head, const uint8_t* part, const uint
     DecodeNuqRows({part, bits_, dim, block_, tile}, Numbers(layer, head));
     return;
   }
-  // Words run down the slots: groups of 64 begin with a word at every number of bits.
-  constexpr int kRows = 64;
-  float scale[kRows], offset[kRows];
   const Half* const params =
       reinterpret_cast<const Half*>((one_scale_ ? shared : part) + word_bytes_);
-  for (int first = 0; first < tokens; first += kRows) {
-    const int rows = std::min(kRows, tokens - first);
-    HalfToFloat(params + first, rows, scale);
-    HalfToFloat(params + block_ + first, rows, offset);
-    DecodeNuqRows({part + WordBytes(first, dim, bits_), bits_, rows, dim, tile + first * dim},
-                  {&numbers_[int64_t{layer} * kNuqTable], scale, offset});
-  }
+  DecodeNuqRows({part, bits_, tokens, dim, tile},
+                {&numbers_[int64_t{layer} * kNuqTable], params, params + block_});
 }
 
 }  // namespace kvring

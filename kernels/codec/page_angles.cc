@@ -10,29 +10,24 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/sincos-inl.h"
+#include "kernels/cpu/turn-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvring {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Products and sums are kept apart (no fused operations): the same bits on every instruction set.
 // cos, sin: [planes][block], of the offsets.
 void RotatePage(const RopeTable& table, const float* base, const float* cos, const float* sin,
                 int64_t block, float* tile) {
-  const hn::CappedTag<float, 16> d;
+  const TurnD d;
   for (int p = 0; p < table.planes(); ++p, cos += block, sin += block) {
     const auto bc = hn::Set(d, base[2 * p]), bs = hn::Set(d, base[2 * p + 1]);
     float* const a = tile + table.First(p) * block;
     float* const b = tile + table.Second(p) * block;
-    for (int64_t t = 0; t < block; t += static_cast<int64_t>(hn::Lanes(d))) {
-      const auto co = hn::LoadU(d, cos + t), so = hn::LoadU(d, sin + t);
-      const auto c = hn::Sub(hn::Mul(bc, co), hn::Mul(bs, so));
-      const auto s = hn::Add(hn::Mul(bs, co), hn::Mul(bc, so));
-      const auto x = hn::LoadU(d, a + t), y = hn::LoadU(d, b + t);
-      hn::StoreU(hn::Sub(hn::Mul(x, c), hn::Mul(y, s)), d, a + t);
-      hn::StoreU(hn::Add(hn::Mul(x, s), hn::Mul(y, c)), d, b + t);
-    }
+#pragma GCC unroll 4
+    for (int64_t t = 0; t < block; t += static_cast<int64_t>(hn::Lanes(d)))
+      Turn(bc, bs, cos + t, sin + t).Store(LoadOnce(a + t), LoadOnce(b + t), a + t, b + t);
   }
 }
 
@@ -94,8 +89,8 @@ void TurnToBase(const float* base, int plane, float x, float y, float* z) {
 PageAngles::PageAngles(const RopeTable& table, int block_tokens)
     : table_(&table),
       block_(block_tokens),
-      cos_(static_cast<size_t>(table.planes()) * block_tokens),
-      sin_(cos_.size()) {
+      cos_(hwy::AllocateAligned<float>(static_cast<size_t>(table.planes()) * block_tokens)),
+      sin_(hwy::AllocateAligned<float>(static_cast<size_t>(table.planes()) * block_tokens)) {
   for (int p = 0; p < table.planes(); ++p) {
     for (int t = 0; t < block_; ++t) {
       const SinCosResult angle = SinCos(t * table.inv_freq[p]);  // the base carries attention_scale
@@ -118,7 +113,7 @@ void PageAngles::Base(int64_t position, float* base) const {
 }
 
 void PageAngles::RotateTile(const float* base, float* tile) const {
-  HWY_DYNAMIC_DISPATCH(RotatePage)(*table_, base, cos_.data(), sin_.data(), block_, tile);
+  HWY_DYNAMIC_DISPATCH(RotatePage)(*table_, base, cos_.get(), sin_.get(), block_, tile);
 }
 
 void PageAngles::SpreadTile(const float* base, const float* x, const float* pre, int tokens,

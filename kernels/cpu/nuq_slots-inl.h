@@ -25,10 +25,10 @@ struct SlotList {
   float number[kMost];
 };
 
-// What a slot's place is made of: (token & token_mask) * token_stride + channel * channel_stride.
+// What a slot's place is made of: token * token_stride + channel * channel_stride.
 struct SlotPlaces {
   int dim, end;  // indices from `end` on are not in use
-  int token_mask, token_stride, channel_stride;
+  int token_stride, channel_stride;
 };
 
 // Slots [first, first + count) of `all`; count <= kMost. Returns how many come before the first that ends the list: an empty one
@@ -66,8 +66,7 @@ HWY_INLINE int LoadSlots(const uint8_t* at, int all, int first, int count, const
     const auto token =
         hn::ConvertTo(di, hn::Mul(hn::Add(hn::ConvertTo(df, index), hn::Set(df, 0.5f)), inverse));
     const auto channel = hn::Sub(index, hn::Mul(token, hn::Set(di, places.dim)));
-    const auto row =
-        hn::Mul(hn::And(token, hn::Set(di, places.token_mask)), hn::Set(di, places.token_stride));
+    const auto row = hn::Mul(token, hn::Set(di, places.token_stride));
     hn::StoreU(hn::Add(row, hn::Mul(channel, hn::Set(di, places.channel_stride))), di,
                list.place + i);
     const auto empty = hn::RebindMask(di, hn::Eq(size, hn::Zero(du)));

@@ -13,7 +13,7 @@ namespace kvring::HWY_NAMESPACE {
 void AddSlotsTarget(const NuqSlotsArgs& a) {
   constexpr int kChunk = 128;  // most heads of a page have fewer
   SlotList<kChunk> list;
-  const SlotPlaces places{a.dim, a.tokens * a.dim, -1, static_cast<int>(a.token_stride),
+  const SlotPlaces places{a.dim, a.tokens * a.dim, static_cast<int>(a.token_stride),
                           static_cast<int>(a.channel_stride)};
   for (int first = 0; first < a.slots; first += kChunk) {
     const int count = std::min(kChunk, a.slots - first);

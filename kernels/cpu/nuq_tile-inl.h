@@ -11,6 +11,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/nuq_tile.h"
+#include "kernels/half.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvring::HWY_NAMESPACE {
@@ -94,27 +95,40 @@ struct KeptTables {
 // Tables made row by row from the one of the layer. Product and sum are apart: the bits of the plain form.
 template <int kBits>
 struct ScaledTables {
-  const NuqRowScales& scales;
+  using Table = RowTable<kBits>;
+  const float *table, *scale, *offset;
   VF low, high;
-  explicit HWY_INLINE ScaledTables(const NuqRowScales& s)
-      : scales(s),
-        low(hn::LoadU(DF(), s.table)),
-        high(hn::LoadU(DF(), s.table + (RowTable<kBits>::kTwo ? kLanes : 0))) {}
-  HWY_INLINE RowTable<kBits> Row(int64_t row) const {
-    using Table = RowTable<kBits>;
-    const VF scale = hn::Set(DF(), scales.scale[row]), offset = hn::Set(DF(), scales.offset[row]);
-    Table table{hn::Add(offset, hn::Mul(scale, low)), low, made};
-    if constexpr (Table::kTwo) table.high = hn::Add(offset, hn::Mul(scale, high));
+  mutable float made[Table::kOne || Table::kTwo ? 1 : kNuqTable];
+
+  HWY_INLINE ScaledTables(const float* numbers, const float* scales, const float* offsets)
+      : table(numbers),
+        scale(scales),
+        offset(offsets),
+        low(hn::LoadU(DF(), table)),
+        high(hn::LoadU(DF(), table + (Table::kTwo ? kLanes : 0))) {}
+
+  HWY_INLINE Table Row(int64_t row) const {
+    const VF s = hn::Set(DF(), scale[row]), z = hn::Set(DF(), offset[row]);
+    const VF first = hn::Add(z, hn::Mul(s, low));
+    if constexpr (Table::kOne) return {first, first, nullptr};
+    if constexpr (Table::kTwo) return {first, hn::Add(z, hn::Mul(s, high)), nullptr};
     if constexpr (!Table::kOne && !Table::kTwo) {
-      for (int i = 0; i < Table::kCodes; i += kLanes) {
-        const VF numbers = hn::LoadU(DF(), scales.table + i);
-        hn::StoreU(hn::Add(offset, hn::Mul(scale, numbers)), DF(), made + i);
-      }
+      for (int i = 0; i < Table::kCodes; i += kLanes)
+        hn::StoreU(hn::Add(z, hn::Mul(s, hn::LoadU(DF(), table + i))), DF(), made + i);
     }
-    return table;
+    return {first, first, made};
   }
-  mutable float made[kNuqTable];
 };
+
+// to[i] = from[i] for n finite halves, in whole registers where they fit.
+HWY_INLINE void WidenHalves(const Half* from, int64_t n, float* to) {
+  const hn::Rebind<uint16_t, DF> d16;
+  const hn::Rebind<hwy::float16_t, DF> half;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    hn::StoreU(hn::PromoteTo(DF(), hn::BitCast(half, hn::LoadU(d16, from + i))), DF(), to + i);
+  for (; i < n; ++i) to[i] = HalfToFloat(from[i]);
+}
 
 }  // namespace kvring::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

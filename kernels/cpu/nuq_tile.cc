@@ -27,7 +27,7 @@ HWY_INLINE void StoreGroup(const CodeGroup<kBits>* groups, const Tables& tables,
 }
 
 template <int kBits, int kStrips, class Tables>
-void DecodeColumns(const NuqTileArgs& a, int64_t at, const Tables& tables) {
+HWY_INLINE void DecodeColumns(NuqTileArgs a, int64_t at, const Tables& tables) {
   using Group = CodeGroup<kBits>;
   const uint32_t* words = reinterpret_cast<const uint32_t*>(a.words) + at;
   int64_t left = (a.rows * kBits + 31) / 32;
@@ -43,7 +43,7 @@ void DecodeColumns(const NuqTileArgs& a, int64_t at, const Tables& tables) {
 
 // The last register of columns overlaps its neighbour where lanes do not fill it: the same numbers are written.
 template <int kBits, class Tables>
-void DecodeTile(const NuqTileArgs& a, const Tables& tables) {
+HWY_INLINE void DecodeTile(const NuqTileArgs& a, const Tables& tables) {
   constexpr int kStrips = kLanes == 16 ? 4 : 2;
   int64_t at = 0;
   for (; at + kStrips * kLanes <= a.lanes; at += kStrips * kLanes)
@@ -58,10 +58,26 @@ void DecodeByTables(const NuqTileArgs& args, const float* tables) {
   DecodeTile<4>(args, KeptTables<4>{tables});
 }
 
+template <int kBits>
+void DecodeScaledRows(const NuqTileArgs& args, const NuqRowScales& scales) {
+  // Words run down the rows: whatever the bits, a group of 64 begins with a word of its own.
+  constexpr int64_t kRows = 64;
+  float scale[kRows], offset[kRows];
+  NuqTileArgs part = args;
+  for (int64_t first = 0; first < args.rows; first += kRows) {
+    part.rows = std::min(kRows, args.rows - first);
+    WidenHalves(scales.scale + first, part.rows, scale);
+    WidenHalves(scales.offset + first, part.rows, offset);
+    DecodeTile<kBits>(part, ScaledTables<kBits>(scales.table, scale, offset));
+    part.words += kRows * kBits / 32 * 4 * args.lanes;
+    part.out += kRows * args.lanes;
+  }
+}
+
 void DecodeByScales(const NuqTileArgs& args, const NuqRowScales& scales) {
-  if (args.bits == 2) return DecodeTile<2>(args, ScaledTables<2>(scales));
-  if (args.bits == 3) return DecodeTile<3>(args, ScaledTables<3>(scales));
-  DecodeTile<4>(args, ScaledTables<4>(scales));
+  if (args.bits == 2) return DecodeScaledRows<2>(args, scales);
+  if (args.bits == 3) return DecodeScaledRows<3>(args, scales);
+  DecodeScaledRows<4>(args, scales);
 }
 
 }  // namespace kvring::HWY_NAMESPACE

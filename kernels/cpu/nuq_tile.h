@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/half.h"
+
 namespace kvring {
 
 // Tables are 16 floats wide; where codes have fewer bits they repeat, so that bits above a code need not be cleared.
@@ -27,8 +29,8 @@ void DecodeNuqRows(const NuqTileArgs& args, const float* tables);
 // out[r][l] = offset[r] + scale[r] * table[code].
 struct NuqRowScales {
   const float* table = nullptr;  // [kNuqTable]
-  const float* scale = nullptr;  // [rows]
-  const float* offset = nullptr;
+  const Half* scale = nullptr;   // [rows], finite
+  const Half* offset = nullptr;
 };
 void DecodeNuqRows(const NuqTileArgs& args, const NuqRowScales& scales);
 
