@@ -72,10 +72,13 @@ struct RowTable {
       return hn::TableLookupLanes(low, hn::IndicesFromVec(DF(), index));
     } else if constexpr (kTwo) {
       const auto indices = hn::IndicesFromVec(DF(), index);
-      // The code's highest bit as a sign.
-      const VF second = hn::BitCast(DF(), hn::ShiftLeft<32 - kBits>(code));
-      return hn::IfNegativeThenElse(second, hn::TableLookupLanes(high, indices),
-                                    hn::TableLookupLanes(low, indices));
+      const VF first = hn::TableLookupLanes(low, indices);
+      const VF second = hn::TableLookupLanes(high, indices);
+      if constexpr (kIndexWraps)  // the code's highest bit as a sign
+        return hn::IfNegativeThenElse(hn::BitCast(DF(), hn::ShiftLeft<32 - kBits>(code)), second,
+                                      first);
+      const VU top = hn::And(code, hn::Set(DU(), kCodes / 2));
+      return hn::IfThenElse(hn::RebindMask(DF(), hn::Eq(top, hn::Zero(DU()))), first, second);
     } else {
       return hn::GatherIndex(DF(), memory, index);
     }
