@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "hwy/cache_control.h"
+#include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
 #include "kernels/codec/nuq_form.h"
 #include "kernels/codec/nuq_outliers.h"
@@ -25,6 +27,7 @@ namespace {
 constexpr int kSides = 2;  // keys, values
 constexpr int64_t kMaxIndex = 65536;
 constexpr int kMaxDim = 512;
+constexpr int64_t kLine = 64;  // bytes of the cache
 
 class NuqCodec final : public Codec {
  public:
@@ -51,6 +54,8 @@ class NuqCodec final : public Codec {
   PageBytes PageSize(int layer, int head) const override;
   Error Encode(const EncodeArgs& args) const override;
   int64_t SharedPageBytes(const EncodeArgs& args) const override;
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch& scratch, const SoftmaxPartial& partial) const override;
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;
   void DecodeValues(int layer, int head, const float* state, const PageView& page,
@@ -209,6 +214,17 @@ Error NuqCodec::Encode(const EncodeArgs& args) const {
   if (args.saturated != nullptr) *args.saturated += job.losses.saturated;
   if (args.overflow != nullptr) *args.overflow += job.losses.overflow;
   return {};
+}
+
+// Pages are decoded into tiles. What is known here and not there is the page that comes next: its lines are on their way while this one is
+// decoded and multiplied.
+bool NuqCodec::AttendPacked(const AttendArgs& args, const PageView& page, int64_t, int64_t,
+                            AttendScratch&, const SoftmaxPartial&) const {
+  const size_t next = static_cast<size_t>(&page - args.pages.data()) + 1;
+  if (next >= args.pages.size() || args.pages[next].packed == nullptr) return false;
+  const int64_t bytes = PageSize(args.layer, args.head).total();
+  for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(args.pages[next].packed + at, 0, 2);
+  return false;
 }
 
 // Codes and outliers of one side as they lie in the page.
