@@ -28,6 +28,18 @@ constexpr int kSides = 2;  // keys, values
 constexpr int64_t kMaxIndex = 65536;
 constexpr int kMaxDim = 512;
 constexpr int64_t kLine = 64;  // bytes of the cache
+constexpr int kLinesAtOnce = 24;
+
+// Lines of the page that this thread reads next, asked for some at a time: more at once than the core has buffers for misses would
+// hold up what it does meanwhile. Hints alone, so that it matters to nobody when they are for a page that is read otherwise.
+struct NextPage {
+  const uint8_t* at = nullptr;
+  const uint8_t* end = nullptr;
+  void Ask() {
+    for (int i = 0; i < kLinesAtOnce && at < end; ++i, at += kLine) __builtin_prefetch(at, 0, 2);
+  }
+};
+thread_local NextPage next_page;
 
 class NuqCodec final : public Codec {
  public:
@@ -221,9 +233,11 @@ Error NuqCodec::Encode(const EncodeArgs& args) const {
 bool NuqCodec::AttendPacked(const AttendArgs& args, const PageView& page, int64_t, int64_t,
                             AttendScratch&, const SoftmaxPartial&) const {
   const size_t next = static_cast<size_t>(&page - args.pages.data()) + 1;
+  next_page = {};
   if (next >= args.pages.size() || args.pages[next].packed == nullptr) return false;
-  const int64_t bytes = PageSize(args.layer, args.head).total();
-  for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(args.pages[next].packed + at, 0, 2);
+  const uint8_t* const begin = args.pages[next].packed;
+  next_page = {begin, begin + PageSize(args.layer, args.head).total()};
+  next_page.Ask();
   return false;
 }
 
@@ -259,6 +273,7 @@ void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& pag
                           float* kt) const {
   float base[kMaxDim];  // of at most kMaxDim / 2 planes
   if (!angles_.empty()) angles_[layer]->Base(page.begin, base);
+  next_page.Ask();
   if (InOnePass(layer, head, page)) {
     return DecodeNuqKeys(
         {page.packed, form_.bits, sides_[0].Numbers(layer, head), angles_[layer].get(), base, kt});
@@ -276,6 +291,7 @@ void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& pag
 
 void NuqCodec::DecodeValues(int layer, int head, const float*, const PageView& page,
                             float* v) const {
+  next_page.Ask();
   if (sides_[1].by_channel()) {
     std::vector<float> columns(static_cast<size_t>(block_) * shape_.dv);
     DecodeSide(layer, head, 1, page, columns.data());
