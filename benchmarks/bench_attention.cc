@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode attention of one KV head on one core, pages beyond the cache: bytes of pages a second as a share of what the core reads
-// at the same working-set size in the same run ("of_read"), and keys a second. f16 tiles, rot by tiles, rot by int8.
+// at the same working-set size in the same run ("of_read"), and keys a second. f16 tiles, rot by tiles, rot by int8, tc likewise, nuq by tiles.
 //
 // Pages are visited with a stride, as a sequence's pages of one (layer, head) lie in memory: the next page is never the
 // next address.
@@ -28,6 +28,19 @@
 // tc3 to rot3 1.26; 64 MB: 726 to 611 (1.19), 660 to 507 (1.30), 601 to 470 (1.28),
 // and f16 tiles 3271, tc3 by tiles 12192. Before the sums of keys stayed in registers across classes (a compiler that sees loops over
 // them in a switch keeps them in memory) tc4 took 686 and tc3 629.
+//
+// nuq, by tiles in fp32: what binds are its keys, stored before RoPE. A page of d = 64 turns 32 planes of 4 registers, each 8 products and
+// 4 sums without fused operations (angle of the slot, then the plane), so 1024 products at one a cycle: 277 ns at 3.7 GHz. Beside them on
+// other ports: 256 shifts, 256 look-ups, 128 pairs of loads of angles, 256 stores at two cycles each. Values: 256 shifts and
+// look-ups (1.4 cycles a pair), 256 stores: 139 ns. The angles of the page's first position, 32 in double: 180 products, 50 ns. With outliers
+// keys are stored once more before they are turned (139 ns) and 62 slots a side are added one by one (a load, a sum and
+// a store each, 16 at a time to find their places).
+// Measured on Zen 4 beside other work, best of many runs, ns to decode keys + values of a page in cache (before: codes, outliers and
+// planes apart, angles one by one): nuq4 450 + 185 (1020 + 390), nuq3 470 + 205 (885 + 437), nuq2 453 + 194 (964 + 404), nuq4-1%
+// 612 + 233 (1010 + 475), nuq3-1% 614 + 261 (1033 + 497), nuq2-1% 624 + 242 (1053 + 485). The rest of a page, at g = 3 some 900 ns,
+// are the products and softmax of tiles. Whole, 256 MB, g = 3, million keys a second: nuq4 18.4 to 32.2 (14 % of the bandwidth), nuq3 16.0
+// to 33.7 (11 %), nuq2 19.3 to 37.7 (9 %), nuq4-1% 16.5 to 27.1 (13 %), nuq3-1% 15.2 to 29.7 (11 %), nuq2-1% 18.2 to 32.5 (9 %). About 0.2 of
+// that came from asking for the next page meanwhile, some lines at a time.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
