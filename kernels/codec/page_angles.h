@@ -18,9 +18,9 @@ class PageAngles {
   PageAngles(const RopeTable& table, int block_tokens);
   const RopeTable& table() const { return *table_; }
   int block_tokens() const { return block_; }
-  // [planes][block_tokens], of the offsets from a page's first position.
-  const float* cosines() const { return cos_.get(); }
-  const float* sines() const { return sin_.get(); }
+  // Of the offsets, [planes][block_tokens].
+  const float* Cosines() const { return cos_.get(); }
+  const float* Sines() const { return sin_.get(); }
 
   // base: [planes][2] = RopeAngles(table(), position, base), bit for bit, several times as fast.
   void Base(int64_t position, float* base) const;

@@ -46,7 +46,7 @@ void DecodeKeys(const NuqKeysArgs& args) {
   const bool pairs = rope.pairing == RopePairing::kInterleaved;
   const int step = pairs ? 2 : 1, gap = pairs ? 1 : planes;
   const float* base = args.base;
-  const float *cos = args.angles->cosines(), *sin = args.angles->sines();
+  const float *cos = args.angles->Cosines(), *sin = args.angles->Sines();
   float* const kt = args.kt;
   for (int p = 0; p < planes; ++p, cos += block, sin += block, base += 2) {
     const int i = p * step, j = i + gap;

@@ -34,7 +34,7 @@ void RotateKeysRef(const PageAngles& angles, const float* base, float* tile) {
   const int64_t block = angles.block_tokens();
   for (int p = 0; p < table.planes(); ++p) {
     for (int64_t t = 0; t < block; ++t) {
-      const float co = angles.cosines()[p * block + t], so = angles.sines()[p * block + t];
+      const float co = angles.Cosines()[p * block + t], so = angles.Sines()[p * block + t];
       const float c = base[2 * p] * co - base[2 * p + 1] * so;
       const float s = base[2 * p + 1] * co + base[2 * p] * so;
       float& a = tile[table.First(p) * block + t];
