@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode attention of one KV head on one core, pages beyond the cache: bytes of pages a second as a share of what the core reads
 // at the same working-set size in the same run ("of_read"), and keys a second. "direct": fp16, fp32, or
-// codes of int and nf, multiplied as they lie; "tile": decoded into fp32 tiles first; "int8": integer dot products.
+// codes of int and nf, multiplied as they lie; "tile": decoded into fp32 tiles first; "int8": integer dot products. nuq
+// goes through tiles.
 //
 // Pages are visited with a stride, as a sequence's pages of one (layer, head) lie in memory: the next page is never the
 // next address.
@@ -53,6 +54,19 @@
 // permutation for 16 codes) do not hide behind them. Words kept in registers, without these loads, took as long: which port or
 // latency it is, is not known. g = 8 gains nothing over tiles in cache (2414, 2409): codes are looked up for
 // 6 rows and again for 2.
+//
+// nuq, by tiles in fp32: what binds are its keys, stored before RoPE. A page of d = 64 turns 32 planes of 4 registers, each 8 products and
+// 4 sums without fused operations (angle of the slot, then the plane), so 1024 products at one a cycle: 277 ns at 3.7 GHz. Beside them on
+// other ports: 256 shifts, 256 look-ups, 128 pairs of loads of angles, 256 stores at two cycles each. Values: 256 shifts and
+// look-ups (1.4 cycles a pair), 256 stores: 139 ns. The angles of the page's first position, 32 in double: 180 products, 50 ns. With outliers
+// keys are stored once more before they are turned (139 ns) and 62 slots a side are added one by one (a load, a sum and
+// a store each, 16 at a time to find their places).
+// Measured on Zen 4 beside other work, best of many runs, ns to decode keys + values of a page in cache (before: codes, outliers and
+// planes apart, angles one by one): nuq4 450 + 185 (1020 + 390), nuq3 470 + 205 (885 + 437), nuq2 453 + 194 (964 + 404), nuq4-1%
+// 612 + 233 (1010 + 475), nuq3-1% 614 + 261 (1033 + 497), nuq2-1% 624 + 242 (1053 + 485). The rest of a page, at g = 3 some 900 ns,
+// are the products and softmax of tiles. Whole, 256 MB, g = 3, million keys a second: nuq4 18.4 to 32.2 (14 % of the bandwidth), nuq3 16.0
+// to 33.7 (11 %), nuq2 19.3 to 37.7 (9 %), nuq4-1% 16.5 to 27.1 (13 %), nuq3-1% 15.2 to 29.7 (11 %), nuq2-1% 18.2 to 32.5 (9 %). About 0.2 of
+// that came from asking for the next page meanwhile, some lines at a time.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
@@ -112,6 +126,30 @@ std::shared_ptr<const CodecTables> TcTables(int d) {
   return tables;
 }
 
+// Tables of nuq for white rows of one KV head: thresholds at the quantiles that the name asks for, an even datatype, and slots
+// as many as the small model's heads have in the mean (62 of 4096 elements at 1 %).
+std::shared_ptr<const CodecTables> NuqTables(const CodecRow& row, int d) {
+  auto tables = std::make_shared<CodecTables>();
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape, float value) {
+    CodecTable& table = tables->tensors[std::string(row.name) + "/" + name];
+    table.values.assign(static_cast<size_t>(shape.back()), value);
+    table.shape = std::move(shape);
+    return &table.values;
+  };
+  const float limit = row.outliers > 0 ? 2.58f : 4.0f;
+  add("block_tokens", {1}, 64.0f);
+  add("k_lo", {1, d}, -limit);
+  add("k_hi", {1, d}, limit);
+  for (const std::string side : {"k", "v"}) {
+    const int codes = 1 << row.bits;
+    std::vector<float>* const numbers = add(side + "_cent", {1, codes}, 0.0f);
+    for (int j = 0; j < codes; ++j)
+      (*numbers)[j] = (2.0f * static_cast<float>(j) + 1.0f) / static_cast<float>(codes) - 1.0f;
+    add(side + "_slots", {1, 1}, row.outliers > 0 ? 62.0f * static_cast<float>(d) / 64.0f : 0.0f);
+  }
+  return tables;
+}
+
 // One KV head's pages: real codes of Gaussian rows in a few pages, copied over the whole working set.
 class Pages {
  public:
@@ -123,7 +161,7 @@ class Pages {
     const size_t colon = name.find(':');
     if (colon != std::string::npos) options.flags = {name.substr(colon + 1)};
     const CodecRow* row = FindCodec(name.substr(0, colon));
-    if (row->rate > 0) options.tables = TcTables(d);
+    if (row->calibrated) options.tables = row->rate > 0 ? TcTables(d) : NuqTables(*row, d);
     codec_ = row->make(*row, options).codec;
     state_ = Numbers(std::max<int64_t>(1, codec_->StateFloats()), 0.0f);
     const std::vector<float> mean = Numbers(d, 1.0f);
@@ -346,6 +384,12 @@ BENCHMARK_CAPTURE(BenchDecode, tc3_adapt_int8, "tc3:adapt", AttentionMath::kInt8
     ->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, tc2_5_int8, "tc2.5", AttentionMath::kInt8)->Apply(DecodeArgs);
 BENCHMARK_CAPTURE(BenchDecode, tc2_int8, "tc2", AttentionMath::kInt8)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq4_tile, "nuq4", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq3_tile, "nuq3", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq2_tile, "nuq2", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq4_1_tile, "nuq4-1%", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq3_1_tile, "nuq3-1%", AttentionMath::kTile)->Apply(DecodeArgs);
+BENCHMARK_CAPTURE(BenchDecode, nuq2_1_tile, "nuq2-1%", AttentionMath::kTile)->Apply(DecodeArgs);
 
 }  // namespace
 }  // namespace kvring

@@ -11,18 +11,35 @@
 #include <algorithm>
 #include <cmath>
 
+#include "hwy/cache_control.h"
+#include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
 #include "kernels/codec/nuq_form.h"
 #include "kernels/codec/nuq_outliers.h"
 #include "kernels/codec/nuq_side.h"
 #include "kernels/codec/page_angles.h"
 #include "kernels/convert.h"
+#include "kernels/cpu/nuq_keys.h"
 
 namespace kvring {
 namespace {
 
 constexpr int kSides = 2;  // keys, values
 constexpr int64_t kMaxIndex = 65536;
+constexpr int kMaxDim = 512;
+constexpr int64_t kLine = 64;  // bytes of the cache
+constexpr int kLinesAtOnce = 24;
+
+// Lines of the page that this thread reads next, asked for some at a time: more at once than the core has buffers for misses would
+// hold up what it does meanwhile. Hints alone, so that it matters to nobody when they are for a page that is read otherwise.
+struct NextPage {
+  const uint8_t* at = nullptr;
+  const uint8_t* end = nullptr;
+  void Ask() {
+    for (int i = 0; i < kLinesAtOnce && at < end; ++i, at += kLine) __builtin_prefetch(at, 0, 2);
+  }
+};
+thread_local NextPage next_page;
 
 class NuqCodec final : public Codec {
  public:
@@ -49,6 +66,8 @@ class NuqCodec final : public Codec {
   PageBytes PageSize(int layer, int head) const override;
   Error Encode(const EncodeArgs& args) const override;
   int64_t SharedPageBytes(const EncodeArgs& args) const override;
+  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
+                    AttendScratch& scratch, const SoftmaxPartial& partial) const override;
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;
   void DecodeValues(int layer, int head, const float* state, const PageView& page,
@@ -63,6 +82,7 @@ class NuqCodec final : public Codec {
   void EncodeToken(Job& job, int slot) const;
   OutlierLosses StoreSlots(Job& job, int side, int slot) const;
   void StoreList(Job& job, int side, int slot) const;
+  bool InOnePass(int layer, int head, const PageView& page) const;
   void DecodeSide(int layer, int head, int side, const PageView& page, float* tile) const;
 
   KvShape shape_;
@@ -208,6 +228,19 @@ Error NuqCodec::Encode(const EncodeArgs& args) const {
   return {};
 }
 
+// Pages are decoded into tiles. What is known here and not there is the page that comes next: its lines are on their way while this one is
+// decoded and multiplied.
+bool NuqCodec::AttendPacked(const AttendArgs& args, const PageView& page, int64_t, int64_t,
+                            AttendScratch&, const SoftmaxPartial&) const {
+  const size_t next = static_cast<size_t>(&page - args.pages.data()) + 1;
+  next_page = {};
+  if (next >= args.pages.size() || args.pages[next].packed == nullptr) return false;
+  const uint8_t* const begin = args.pages[next].packed;
+  next_page = {begin, begin + PageSize(args.layer, args.head).total()};
+  next_page.Ask();
+  return false;
+}
+
 // Codes and outliers of one side as they lie in the page.
 void NuqCodec::DecodeSide(int layer, int head, int side, const PageView& page, float* tile) const {
   const SideCodec& form = sides_[side];
@@ -230,8 +263,21 @@ void NuqCodec::DecodeSide(int layer, int head, int side, const PageView& page, f
   }
 }
 
+// Keys by channel before RoPE of a whole page without anything that is put in between: no outliers, no sinks.
+bool NuqCodec::InOnePass(int layer, int head, const PageView& page) const {
+  return sides_[0].by_channel() && !angles_.empty() && !listed_ && page.sinks == 0 &&
+         page.tokens == block_ && sides_[0].slots(layer, head) == 0;
+}
+
 void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& page,
                           float* kt) const {
+  float base[kMaxDim];  // of at most kMaxDim / 2 planes
+  if (!angles_.empty()) angles_[layer]->Base(page.begin, base);
+  next_page.Ask();
+  if (InOnePass(layer, head, page)) {
+    return DecodeNuqKeys(
+        {page.packed, form_.bits, sides_[0].Numbers(layer, head), angles_[layer].get(), base, kt});
+  }
   if (sides_[0].by_channel()) {
     DecodeSide(layer, head, 0, page, kt);
   } else {
@@ -239,16 +285,13 @@ void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& pag
     DecodeSide(layer, head, 0, page, rows.data());
     Transpose(rows.data(), block_, shape_.dk, kt);
   }
-  OverlayKeySinks(page, shape_.dk, block_, kt);
-  if (angles_.empty()) return;
-  const PageAngles& angles = *angles_[layer];
-  std::vector<float> base(2 * angles.table().planes());
-  RopeAngles(angles.table(), page.begin, base.data());
-  angles.RotateTile(base.data(), kt);
+  if (page.sinks > 0 || page.tokens < block_) OverlayKeySinks(page, shape_.dk, block_, kt);
+  if (!angles_.empty()) angles_[layer]->RotateTile(base, kt);
 }
 
 void NuqCodec::DecodeValues(int layer, int head, const float*, const PageView& page,
                             float* v) const {
+  next_page.Ask();
   if (sides_[1].by_channel()) {
     std::vector<float> columns(static_cast<size_t>(block_) * shape_.dv);
     DecodeSide(layer, head, 1, page, columns.data());
@@ -256,7 +299,7 @@ void NuqCodec::DecodeValues(int layer, int head, const float*, const PageView& p
   } else {
     DecodeSide(layer, head, 1, page, v);
   }
-  OverlayValueSinks(page, shape_.dv, block_, v);
+  if (page.sinks > 0 || page.tokens < block_) OverlayValueSinks(page, shape_.dv, block_, v);
 }
 
 // Indices of outliers are 16 bits.
@@ -280,8 +323,8 @@ std::string CheckIndexRange(const CodecRow& row, const KvShape& shape, const Nuq
 
 CodecMade MakeNuq(const CodecRow& row, const CodecOptions& options) {
   CodecMade made;
-  made.error = CheckOptions(row, options,
-                            {.min_dim = 16, .max_dim = 512, .block_multiple = 16, .rope = true});
+  made.error = CheckOptions(
+      row, options, {.min_dim = 16, .max_dim = kMaxDim, .block_multiple = 16, .rope = true});
   if (!made.error.empty()) return made;
   const NuqForm form = ParseNuqForm(row, options, &made.error);
   if (made.error.empty()) made.error = CheckIndexRange(row, options.shape, form);

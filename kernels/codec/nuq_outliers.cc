@@ -5,6 +5,8 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/cpu/nuq_slots.h"
+
 namespace kvring {
 namespace {
 
@@ -92,18 +94,7 @@ OutlierLosses AddToSlots(int token, std::span<const OutlierEntry> entries, Outli
 }
 
 void AddSlots(const uint8_t* at, int slots, int dim, int tokens, TileOrder order, float* tile) {
-  // index / dim as a product: exact, since index * dim < 2^32.
-  const uint64_t inverse = ((uint64_t{1} << 32) + dim - 1) / dim;
-  const uint32_t end = static_cast<uint32_t>(tokens) * dim;
-  const uint8_t* const residuals = at + 2 * static_cast<int64_t>(slots);
-  for (int64_t i = 0; i < slots; ++i) {
-    const uint32_t index = Load16(at + 2 * i);
-    const Half residual = Load16(residuals + 2 * i);
-    if (IsZero(residual) || index >= end) return;
-    const int64_t token = static_cast<int64_t>(index * inverse >> 32);
-    const int64_t channel = index - token * dim;
-    tile[token * order.token_stride + channel * order.channel_stride] += HalfToFloat(residual);
-  }
+  AddNuqSlots({at, slots, dim, tokens, order.token_stride, order.channel_stride, tile});
 }
 
 int64_t CountListed(const uint8_t* at, int block, int begin, int end) {

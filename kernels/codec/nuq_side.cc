@@ -18,14 +18,6 @@ void StoreHalf(float x, uint8_t* at) {
   std::memcpy(at, &h, 2);
 }
 
-void LoadHalves(const uint8_t* at, int n, float* to) {
-  for (int i = 0; i < n; ++i) {
-    Half h;
-    std::memcpy(&h, at + 2 * i, 2);
-    to[i] = HalfToFloat(h);
-  }
-}
-
 }  // namespace
 
 SideCodec::SideCodec(const NuqForm& form, NuqSideTables tables, int block, bool capped)
@@ -37,7 +29,25 @@ SideCodec::SideCodec(const NuqForm& form, NuqSideTables tables, int block, bool 
       capped_(capped),
       per_side_(OutliersPerSide(tables_.width(), form.fraction)),
       word_bytes_(tables_.by_channel ? WordBytes(tables_.dim, block, form.bits)
-                                     : WordBytes(block, tables_.dim, form.bits)) {}
+                                     : WordBytes(block, tables_.dim, form.bits)) {
+  FillNumbers();
+}
+
+// By channel: what each code of a channel decodes to, by the operations of the encoder (MakeEntries).
+void SideCodec::FillNumbers() {
+  const int64_t rows = static_cast<int64_t>(tables_.decode.size()) / tables_.codes;  // layers
+  const int64_t channels = tables_.by_channel ? width() : 1;
+  numbers_.resize(rows * channels * kNuqTable);
+  std::vector<float> numbers(tables_.codes);
+  for (int64_t i = 0; i < rows * channels; ++i) {
+    const float* const decode = &tables_.decode[i / channels * tables_.codes];
+    for (int j = 0; j < tables_.codes; ++j) {
+      const float scaled = tables_.by_channel ? tables_.s[i] * decode[j] : 0.0f;
+      numbers[j] = tables_.by_channel ? tables_.z[i] + scaled : decode[j];
+    }
+    RepeatNuqTable(numbers.data(), bits_, &numbers_[i * kNuqTable]);
+  }
+}
 
 int64_t SideCodec::ParamBytes(int head) const {
   return tables_.by_channel || (one_scale_ && head != 0) ? 0 : 4 * int64_t{block_};
@@ -177,22 +187,15 @@ void SideCodec::StoreToken(const TokenCode& token, int slot, uint8_t* const* par
 
 void SideCodec::DecodeCodes(int layer, int head, const uint8_t* part, const uint8_t* shared,
                             int tokens, float* tile) const {
-  CodeMap map;
-  map.kind = CodeKind::kTable;
-  map.table = &tables_.decode[int64_t{layer} * tables_.codes];
   const int64_t dim = tables_.dim;
   if (tables_.by_channel) {
-    const int64_t at = int64_t{layer} * width() + head * dim;
-    UnpackRows(map,
-               {part, bits_, dim, block_, block_, block_, &tables_.s[at], &tables_.z[at], tile});
+    DecodeNuqRows({part, bits_, dim, block_, tile}, Numbers(layer, head));
     return;
   }
-  std::vector<float> params(2 * tokens);
-  const uint8_t* const from = (one_scale_ ? shared : part) + word_bytes_;
-  LoadHalves(from, tokens, params.data());
-  LoadHalves(from + 2 * block_, tokens, params.data() + tokens);
-  UnpackRows(map,
-             {part, bits_, tokens, dim, dim, dim, params.data(), params.data() + tokens, tile});
+  const Half* const params =
+      reinterpret_cast<const Half*>((one_scale_ ? shared : part) + word_bytes_);
+  DecodeNuqRows({part, bits_, tokens, dim, tile},
+                {&numbers_[int64_t{layer} * kNuqTable], params, params + block_});
 }
 
 }  // namespace kvring

@@ -17,6 +17,7 @@
 #include "kernels/codec.h"
 #include "kernels/codec/nuq_form.h"
 #include "kernels/codec/nuq_outliers.h"
+#include "kernels/cpu/nuq_tile.h"
 
 namespace kvring {
 
@@ -54,11 +55,16 @@ class SideCodec {
   // shared: the same part of KV head 0's page. Slots from `tokens` on are arbitrary (by channel) or untouched (by token).
   void DecodeCodes(int layer, int head, const uint8_t* part, const uint8_t* shared, int tokens,
                    float* tile) const;
+  // by_channel: tables of a head's channels, [dim][kNuqTable].
+  const float* Numbers(int layer, int head) const {
+    return &numbers_[(int64_t{layer} * width() + int64_t{head} * dim()) * kNuqTable];
+  }
   bool by_channel() const { return tables_.by_channel; }
   TileOrder Order() const;
 
  private:
   int64_t ParamBytes(int head) const;
+  void FillNumbers();
   void PickByThreshold(int layer, const float* row, TokenCode& token) const;
   void Cap(int layer, const float* row, TokenCode& token) const;
   void FindParams(const float* row, TokenCode& token) const;
@@ -67,6 +73,8 @@ class SideCodec {
                    TokenCode& token) const;
 
   NuqSideTables tables_;
+  // [layers][D][kNuqTable] by channel: what codes decode to; by token [layers][kNuqTable]: the datatype (kernels/cpu/nuq_tile.h).
+  std::vector<float> numbers_;
   int bits_ = 0, block_ = 0;
   bool one_scale_ = false;  // over all heads of a token
   bool keeps_outliers_ = false;

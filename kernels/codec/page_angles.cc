@@ -9,24 +9,25 @@
 #define HWY_TARGET_INCLUDE "kernels/codec/page_angles.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/sincos-inl.h"
+#include "kernels/cpu/turn-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvring {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Products and sums are kept apart (no fused operations): the same bits on every instruction set.
-void RotatePlane(const float* cos, const float* sin, float base_cos, float base_sin, int64_t count,
-                 float* a, float* b) {
-  const hn::CappedTag<float, 16> d;
-  const auto bc = hn::Set(d, base_cos), bs = hn::Set(d, base_sin);
-  for (int64_t t = 0; t < count; t += static_cast<int64_t>(hn::Lanes(d))) {
-    const auto co = hn::LoadU(d, cos + t), so = hn::LoadU(d, sin + t);
-    const auto c = hn::Sub(hn::Mul(bc, co), hn::Mul(bs, so));
-    const auto s = hn::Add(hn::Mul(bs, co), hn::Mul(bc, so));
-    const auto x = hn::LoadU(d, a + t), y = hn::LoadU(d, b + t);
-    hn::StoreU(hn::Sub(hn::Mul(x, c), hn::Mul(y, s)), d, a + t);
-    hn::StoreU(hn::Add(hn::Mul(x, s), hn::Mul(y, c)), d, b + t);
+// cos, sin: [planes][block], of the offsets.
+void RotatePage(const RopeTable& table, const float* base, const float* cos, const float* sin,
+                int64_t block, float* tile) {
+  const TurnD d;
+  for (int p = 0; p < table.planes(); ++p, cos += block, sin += block) {
+    const auto bc = hn::Set(d, base[2 * p]), bs = hn::Set(d, base[2 * p + 1]);
+    float* const a = tile + table.First(p) * block;
+    float* const b = tile + table.Second(p) * block;
+#pragma GCC unroll 4
+    for (int64_t t = 0; t < block; t += static_cast<int64_t>(hn::Lanes(d)))
+      Turn(bc, bs, cos + t, sin + t).Store(LoadOnce(a + t), LoadOnce(b + t), a + t, b + t);
   }
 }
 
@@ -43,6 +44,27 @@ void SpreadPlane(const float* cos, const float* sin, const float* z, float pre_a
   }
 }
 
+// RopeAngles of whole registers of planes, by the operations of SinCos and in their order: the same bits. Returns how many planes were
+// done.
+int FindAngles(const double* inv_freq, int planes, double position, double scale, float* cos_sin) {
+#if HWY_HAVE_FLOAT64
+  const hn::CappedTag<double, 8> d;
+  const hn::Rebind<float, decltype(d)> df;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  int p = 0;
+  for (; p + lanes <= planes; p += lanes) {
+    hn::Vec<decltype(d)> sine, cosine;
+    SinCosVec(d, hn::Mul(hn::Set(d, position), hn::LoadU(d, inv_freq + p)), &sine, &cosine);
+    const auto factor = hn::Set(d, scale);
+    hn::StoreInterleaved2(hn::DemoteTo(df, hn::Mul(cosine, factor)),
+                          hn::DemoteTo(df, hn::Mul(sine, factor)), df, cos_sin + 2 * p);
+  }
+  return p;
+#else
+  return 0;
+#endif
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kvring
 HWY_AFTER_NAMESPACE();
@@ -51,7 +73,8 @@ HWY_AFTER_NAMESPACE();
 namespace kvring {
 namespace {
 
-HWY_EXPORT(RotatePlane);
+HWY_EXPORT(FindAngles);
+HWY_EXPORT(RotatePage);
 HWY_EXPORT(SpreadPlane);
 
 // x's plane turned to the page's first position: everything after is an offset.
@@ -66,8 +89,8 @@ void TurnToBase(const float* base, int plane, float x, float y, float* z) {
 PageAngles::PageAngles(const RopeTable& table, int block_tokens)
     : table_(&table),
       block_(block_tokens),
-      cos_(static_cast<size_t>(table.planes()) * block_tokens),
-      sin_(cos_.size()) {
+      cos_(hwy::AllocateAligned<float>(static_cast<size_t>(table.planes()) * block_tokens)),
+      sin_(hwy::AllocateAligned<float>(static_cast<size_t>(table.planes()) * block_tokens)) {
   for (int p = 0; p < table.planes(); ++p) {
     for (int t = 0; t < block_; ++t) {
       const SinCosResult angle = SinCos(t * table.inv_freq[p]);  // the base carries attention_scale
@@ -77,12 +100,20 @@ PageAngles::PageAngles(const RopeTable& table, int block_tokens)
   }
 }
 
-void PageAngles::RotateTile(const float* base, float* tile) const {
-  for (int p = 0; p < table_->planes(); ++p) {
-    HWY_DYNAMIC_DISPATCH(RotatePlane)
-    (&cos_[p * block_], &sin_[p * block_], base[2 * p], base[2 * p + 1], block_,
-     tile + table_->First(p) * block_, tile + table_->Second(p) * block_);
+void PageAngles::Base(int64_t position, float* base) const {
+  const RopeTable& table = *table_;
+  const double n = static_cast<double>(position), scale = table.attention_scale;
+  for (int p =
+           HWY_DYNAMIC_DISPATCH(FindAngles)(table.inv_freq.data(), table.planes(), n, scale, base);
+       p < table.planes(); ++p) {
+    const SinCosResult angle = SinCos(n * table.inv_freq[p]);
+    base[2 * p] = static_cast<float>(angle.cos * scale);
+    base[2 * p + 1] = static_cast<float>(angle.sin * scale);
   }
+}
+
+void PageAngles::RotateTile(const float* base, float* tile) const {
+  HWY_DYNAMIC_DISPATCH(RotatePage)(*table_, base, cos_.get(), sin_.get(), block_, tile);
 }
 
 void PageAngles::SpreadTile(const float* base, const float* x, const float* pre, int tokens,
