@@ -81,7 +81,7 @@ class SlicedLinear : public Linear {
     const bool int8 = math_ == LinearMath::kInt8;
     slice->shape = GetMatmulShape({math_, in_, slice->columns}, error);
     if (slice->shape == nullptr) return false;
-    slice->packed = AllocateAligned(slice->shape->packed_bytes());
+    slice->packed = AllocateWeights(slice->shape->packed_bytes());
     const float* w = weights + slice->first * in_;
     std::vector<uint8_t> elements;
     const void* from = w;
