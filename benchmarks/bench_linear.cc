@@ -91,7 +91,7 @@ void BenchLinear(benchmark::State& state, Form form) {
 
 // The small model's layers and its output head, and a layer of an 8B model.
 void Args(benchmark::internal::Benchmark* bench) {
-  for (int64_t rows : {1, 4, 512}) {
+  for (int64_t rows : {1, 4, 8, 512}) {
     for (auto [out, in] : {std::pair{960, 576}, {576, 576}, {3072, 576}, {576, 1536}, {4096, 4096}})
       bench->Args({rows, out, in});
   }
