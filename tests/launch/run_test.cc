@@ -150,7 +150,7 @@ TEST_F(CliTest, MpiFlagStartsProcessesItself) {
 
 // A file of blocks: rank 0 chooses, all ranks take what it chose, and the result names it.
 TEST_F(CliTest, AutoIsOneFormForTheJob) {
-  const std::string blocks = File("blocks.gguf", "");
+  const std::string blocks = Path("blocks.gguf");
   ASSERT_EQ(Kvring({"make-model", "--type", "q8_0", "-o", blocks}).exit_code, 0);
   const std::vector<std::string> run = {"run", "-m",           blocks,   "-p", "Hello",  "-n",
                                         "4",   "--ignore-eos", "--json", "-",  "--quiet"};
