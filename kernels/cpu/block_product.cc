@@ -298,16 +298,17 @@ HWY_INLINE uint32_t LargestOfBlock(const float* x) {
 
 HWY_INLINE void RoundBlock(const float* x, float by, int8_t* q, int32_t* sums) {
   const F32 f;
-  const I32 d32;
   const hn::Rebind<int8_t, F32> d8;
+  for (int64_t i = 0; i < kBlockNumbers; i += kLanes)
+    hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(hn::Mul(hn::LoadU(f, x + i), hn::Set(f, by)))), d8,
+               q + i);
+  // Sums of bytes without sign: 128 is added to each of sixteen.
+  const hn::FixedTag<uint8_t, 16> d;
   for (int half = 0; half < 2; ++half) {
-    auto sum = hn::Zero(d32);
-    for (int64_t i = half * 16; i < half * 16 + 16; i += kLanes) {
-      const auto n = hn::NearestInt(hn::Mul(hn::LoadU(f, x + i), hn::Set(f, by)));
-      sum = hn::Add(sum, n);
-      hn::StoreU(hn::DemoteTo(d8, n), d8, q + i);
-    }
-    sums[half] = hn::GetLane(hn::SumOfLanes(d32, sum));
+    const auto bytes = hn::LoadU(d, reinterpret_cast<const uint8_t*>(q + half * 16));
+    uint64_t eights[2];
+    hn::StoreU(hn::SumsOf8(hn::Xor(bytes, hn::Set(d, 0x80))), hn::FixedTag<uint64_t, 2>(), eights);
+    sums[half] = static_cast<int32_t>(eights[0] + eights[1]) - 16 * 128;
   }
 }
 
