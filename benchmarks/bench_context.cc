@@ -95,7 +95,7 @@ absl::StatusOr<Setup> Open(const Flags& flags) {
   setup.threads = flags.threads > 0 ? flags.threads : CpuCores();
   SetThreads(setup.threads);
   WeightsOptions weights;
-  KVRING_ASSIGN_OR_RETURN(weights.math, ParseMath(flags.math));
+  KVRING_ASSIGN_OR_RETURN(weights.math, ParseMath(flags.math, *setup.file, config));
   KVRING_ASSIGN_OR_RETURN(setup.attention, ParseAttention(flags.attention_math, ""));
   setup.numerics = NumericsId(weights.math, setup.attention);
   KVRING_ASSIGN_OR_RETURN(setup.weights, Weights::Load(setup.file, config, weights));

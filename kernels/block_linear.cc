@@ -5,16 +5,19 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/cpu/aligned_bytes.h"
 #include "kernels/cpu/block_product.h"
-#include "kernels/cpu/matmul_shape.h"
 #include "kernels/half.h"
 #include "kernels/parallel.h"
 
 namespace kvring {
 namespace {
 
-// Rows of a task: the activations stay in the second-level cache while panels go by.
-constexpr int64_t kRowTile = 256;
+// Activations of a task stay in half a second-level cache while panels go by. A task has a multiple of so many rows.
+constexpr int64_t kTileBytes = 512 * 1024;
+constexpr int64_t kTileRows = 6;
+// Rows quantized together, which bounds the buffer.
+constexpr int64_t kMostRows = 1024;
 // Weights of a task with few rows: its panels cost more than claiming it.
 constexpr int64_t kTaskWeights = 48 * 1024;
 // Rows that the calling thread quantizes alone: waking another costs as much.
@@ -36,15 +39,16 @@ struct PackedPart {
   AlignedBytes bytes;
 };
 
-// Codes of column c (row `r` of the weights) into its place in a panel.
-void PackCodes(const BlockWeights& w, int64_t in, int64_t r, int64_t c, uint8_t* panel) {
-  const int8_t* codes = w.codes.data() + r * in;
-  for (int64_t i = 0; i < in; ++i) {
+// Block b of column c (row `r` of the weights) into its place in a panel of zeros.
+void PackCodes(const BlockWeights& w, int64_t in, int64_t r, int64_t b, int64_t c, uint8_t* block) {
+  const int64_t first = b * kBlockNumbers, n = std::min(kBlockNumbers, in - first);
+  const int8_t* codes = w.codes.data() + r * in + first;
+  for (int64_t i = 0; i < n; ++i) {
     const auto code = static_cast<uint8_t>(codes[i]);
     if (w.bits == 8) {
-      panel[(i / 4 * kPanelColumns + c) * 4 + i % 4] = code;
+      block[(i / 4 * kPanelColumns + c) * 4 + i % 4] = code;
     } else {
-      uint8_t& pair = panel[(i / 8 * kPanelColumns + c) * 4 + i % 4];
+      uint8_t& pair = block[(i / 8 * kPanelColumns + c) * 4 + i % 4];
       pair = static_cast<uint8_t>(pair | code << (i % 8 < 4 ? 0 : 4));
     }
   }
@@ -62,6 +66,23 @@ void PackScales(const float* values, int64_t n, int64_t c, bool half, uint8_t* t
   }
 }
 
+// Column c of a panel.
+void PackColumn(const BlockWeights& w, const PanelForm& form, int64_t in, int64_t r, int64_t c,
+                uint8_t* panel) {
+  const int64_t groups = CeilDiv(in, w.group);
+  for (int64_t b = 0; b < form.blocks; ++b) {
+    uint8_t* const block = panel + b * form.block_bytes();
+    PackCodes(w, in, r, b, c, block);
+    const int64_t first = b * form.groups(), n = std::min(form.groups(), groups - first);
+    uint8_t* const scales = block + form.code_bytes();
+    PackScales(w.scales.data() + r * groups + first, n, c, form.half, scales);
+    if (form.offset) {
+      PackScales(w.offsets.data() + r * groups + first, n, c, form.half,
+                 scales + form.scale_bytes());
+    }
+  }
+}
+
 PackedPart PackPart(const BlockWeights& w, int64_t in) {
   PackedPart part;
   part.rows = w.rows;
@@ -70,21 +91,13 @@ PackedPart PackPart(const BlockWeights& w, int64_t in) {
       CeilDiv(in, kBlockNumbers), w.bits, w.group, w.zero, FitHalf(w.scales) && FitHalf(w.offsets),
       !w.offsets.empty()};
   part.panels_a_task = std::max<int64_t>(1, kTaskWeights / (in * kPanelColumns));
-  const int64_t bytes = part.form.bytes(), groups = CeilDiv(in, w.group);
-  part.bytes = AllocateAligned(part.panels * bytes);
+  const int64_t bytes = part.form.bytes();
+  part.bytes = AllocateWeights(part.panels * bytes);
   ParallelFor(part.panels, [&](int64_t p) {
-    uint8_t* panel = part.bytes.get() + p * bytes;
+    uint8_t* const panel = part.bytes.get() + p * bytes;
     std::memset(panel, 0, static_cast<size_t>(bytes));
-    uint8_t* scales = panel + part.form.code_bytes();
-    for (int64_t r = p * kPanelColumns; r < std::min((p + 1) * kPanelColumns, w.rows); ++r) {
-      const int64_t c = r % kPanelColumns;
-      PackCodes(w, in, r, c, panel);
-      PackScales(w.scales.data() + r * groups, groups, c, part.form.half, scales);
-      if (part.form.offset) {
-        PackScales(w.offsets.data() + r * groups, groups, c, part.form.half,
-                   scales + part.form.scale_bytes());
-      }
-    }
+    for (int64_t r = p * kPanelColumns; r < std::min((p + 1) * kPanelColumns, w.rows); ++r)
+      PackColumn(w, part.form, in, r, r % kPanelColumns, panel);
   });
   return part;
 }
@@ -104,9 +117,8 @@ class BlockLinear : public Linear {
   }
 
   void Forward(const float* x, float* y, int64_t rows) const override {
-    constexpr int64_t kMost = 4 * kRowTile;  // bounds the buffer
-    for (int64_t r = 0; r < rows; r += kMost)
-      ForwardRows(x + r * in_, y + r * out_, std::min(kMost, rows - r));
+    for (int64_t r = 0; r < rows; r += kMostRows)
+      ForwardRows(x + r * in_, y + r * out_, std::min(kMostRows, rows - r));
   }
 
   Error BackwardData(const float* /*dy*/, float* /*dx*/, int64_t /*rows*/) const override {
@@ -135,10 +147,12 @@ class BlockLinear : public Linear {
       for (int64_t r = task * kSerialRows; r < end; ++r)
         QuantizeActivations(x + r * in_, in_, quantized + r * row_.bytes());
     });
-    const int64_t tiles = CeilDiv(rows, kRowTile);
+    const int64_t tiles = CeilDiv(rows * row_.bytes(), kTileBytes);
+    const int64_t tile = CeilDiv(CeilDiv(rows, tiles), kTileRows) * kTileRows;
     ParallelFor(tasks_ * tiles, [&](int64_t task) {
-      const int64_t first = task % tiles * kRowTile;
-      RunTask(task / tiles, quantized + first * row_.bytes(), std::min(kRowTile, rows - first),
+      const int64_t first = task % tiles * tile;
+      if (first >= rows) return;
+      RunTask(task / tiles, quantized + first * row_.bytes(), std::min(tile, rows - first),
               y + first * out_);
     });
   }
@@ -149,9 +163,10 @@ class BlockLinear : public Linear {
     const PackedPart& part = parts_[i];
     const int64_t begin = (task - part.first_task) * part.panels_a_task;
     const int64_t end = std::min(part.panels, begin + part.panels_a_task);
+    const uint8_t* const last = part.bytes.get() + end * part.form.bytes();
     for (int64_t p = begin; p < end; ++p) {
       const int64_t column = p * kPanelColumns;
-      MultiplyPanel(part.form, part.bytes.get() + p * part.form.bytes(), rows_at, rows,
+      MultiplyPanel(part.form, part.bytes.get() + p * part.form.bytes(), last, rows_at, rows,
                     y + part.first + column, out_, std::min(kPanelColumns, part.rows - column));
     }
   }
@@ -173,9 +188,12 @@ BlockWeights RoundToBlocks(const float* w, int64_t rows, int64_t in) {
   std::vector<uint8_t> buffer(static_cast<size_t>(row.bytes()));
   for (int64_t r = 0; r < rows; ++r) {
     QuantizeActivations(w + r * in, in, buffer.data());
-    std::memcpy(blocks.codes.data() + r * in, buffer.data(), static_cast<size_t>(in));
-    std::memcpy(blocks.scales.data() + r * groups, buffer.data() + row.scales_at(),
-                static_cast<size_t>(groups) * sizeof(float));
+    const auto* block = reinterpret_cast<const ActivationBlock*>(buffer.data());
+    for (int64_t b = 0; b < groups; ++b, ++block) {
+      std::copy_n(block->q, std::min(kBlockNumbers, in - b * kBlockNumbers),
+                  blocks.codes.data() + r * in + b * kBlockNumbers);
+      blocks.scales[r * groups + b] = block->scale;
+    }
   }
   return blocks;
 }

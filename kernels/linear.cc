@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <ctime>
 #include <vector>
 
 #include "kernels/block_linear.h"
@@ -81,7 +80,7 @@ class SlicedLinear : public Linear {
     const bool int8 = math_ == LinearMath::kInt8;
     slice->shape = GetMatmulShape({math_, in_, slice->columns}, error);
     if (slice->shape == nullptr) return false;
-    slice->packed = AllocateAligned(slice->shape->packed_bytes());
+    slice->packed = AllocateWeights(slice->shape->packed_bytes());
     const float* w = weights + slice->first * in_;
     std::vector<uint8_t> elements;
     const void* from = w;
@@ -159,35 +158,6 @@ class SlicedLinear : public Linear {
   std::unique_ptr<Linear> backward_;
 };
 
-// CPU time of this thread: what others do on the same core does not count.
-double ThreadSeconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-// Seconds of the fastest of seven products of a prompt's shape on one thread. The choice between forms is part of the numerics,
-// so two runs on one machine must find the same answer, however busy it is.
-double TimeForm(LinearMath math) {
-  constexpr int64_t kRows = 128, kIn = 576, kOut = 1536;
-  const std::vector<float> w(kOut * kIn, 0.5f), x(kRows * kIn, 0.25f);
-  std::vector<float> y(kRows * kOut);
-  std::string error;
-  const auto linear = MakeLinear(w.data(), kOut, kIn, {math, false}, &error);
-  if (linear == nullptr) return INFINITY;
-  const int threads = Threads();
-  SetThreads(1);
-  linear->Forward(x.data(), y.data(), kRows);
-  double best = INFINITY;
-  for (int i = 0; i < 7; ++i) {
-    const double start = ThreadSeconds();
-    linear->Forward(x.data(), y.data(), kRows);
-    best = std::min(best, ThreadSeconds() - start);
-  }
-  SetThreads(threads);
-  return best;
-}
-
 }  // namespace
 
 const char* LinearMathName(LinearMath math) {
@@ -217,13 +187,6 @@ std::unique_ptr<Linear> MakeLinear(const float* weights, int64_t out, int64_t in
   if (!linear->Pack(weights, error)) return nullptr;
   if (options.keep_for_backward && !linear->KeepForBackward(weights, error)) return nullptr;
   return linear;
-}
-
-LinearMath ChooseLinearMath() {
-  static const LinearMath best = TimeForm(LinearMath::kBf16) < TimeForm(LinearMath::kF32)
-                                     ? LinearMath::kBf16
-                                     : LinearMath::kF32;
-  return best;
 }
 
 }  // namespace kvring

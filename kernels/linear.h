@@ -3,8 +3,10 @@
 // many rows are computed with it (the law that makes every chunk size and rank count give the same bits).
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "kernels/error.h"
@@ -42,8 +44,16 @@ std::unique_ptr<Linear> MakeLinear(const float* weights, int64_t out, int64_t in
 // The plain form in double: defines correct.
 std::unique_ptr<Linear> MakeLinearRef(const float* weights, int64_t out, int64_t in);
 
-// The fastest of the three forms on this machine for a prompt's shape (measured once, about 50 ms, cached in the
-// process), among those whose rounding keeps the mean loss within the bound of docs/numerics.md: f32 and bf16.
-LinearMath ChooseLinearMath();
+// What the blocks of a file are like: bits of a code, numbers under a scale, whether there are offsets (block_linear.h).
+struct BlockForm {
+  int bits = 8, group = 32;
+  bool offset = false;
+  auto operator<=>(const BlockForm&) const = default;
+};
+
+// The fastest form on this machine (measured once, about 50 ms, cached in the process) among those whose rounding keeps the
+// mean loss within the bound of docs/numerics.md: f32, bf16 and, for a file of blocks, blocks. f32 and bf16 are compared
+// by a prompt's shape; blocks must win by the product of that time and the time of one row. Thread-safe.
+LinearMath ChooseLinearMath(const std::optional<BlockForm>& blocks = std::nullopt);
 
 }  // namespace kvring

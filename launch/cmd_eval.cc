@@ -88,7 +88,8 @@ absl::Status OpenAll(const EvalFlags& flags, EvalSession& s) {
 }
 
 absl::Status LoadWeights(const EvalFlags& flags, EvalSession& s) {
-  KVRING_ASSIGN_OR_RETURN(const LinearMath math, ParseMath(flags.model.math));
+  KVRING_ASSIGN_OR_RETURN(const LinearMath math,
+                          ParseMath(flags.model.math, *s.model.file, s.model.config));
   KVRING_ASSIGN_OR_RETURN(s.options.attention, ParseAttention(flags.model.attention_math,
                                                               flags.model.attention_rounding));
   s.head.numerics = s.options.numerics = NumericsId(math, s.options.attention);

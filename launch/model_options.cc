@@ -15,8 +15,9 @@ namespace kvring {
 void AddModelFlags(CLI::App& app, ModelFlags& flags) {
   app.add_option("-m,--model", flags.model, "model file (GGUF)")->required();
   app.add_option("--math", flags.math,
-                 "products of linear layers: auto, f32, bf16, int8, blocks (the file's own 4- and "
-                 "8-bit blocks by integer dot products)")
+                 "products of linear layers: auto (measures f32, bf16 and, for a file of blocks, "
+                 "blocks), f32, bf16, int8, blocks (the file's own 4- and 8-bit blocks by integer "
+                 "dot products)")
       ->capture_default_str();
   app.add_option("--attention-math", flags.attention_math,
                  "how packed keys and values are read: int8 (codes of rot and tc by integer dot "

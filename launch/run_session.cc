@@ -275,7 +275,7 @@ absl::Status Prepare(Session& s, const Job& job, const GlobalOptions& global) {
   KVRING_RETURN_IF_ERROR(CheckFlags(s, job));
   KVRING_RETURN_IF_ERROR(OpenAll(s));
   if (!job.leads()) return absl::OkStatus();
-  KVRING_ASSIGN_OR_RETURN(s.math, ParseMath(s.flags.model.math));
+  KVRING_ASSIGN_OR_RETURN(s.math, ParseMath(s.flags.model.math, *s.model.file, s.model.config));
   KVRING_RETURN_IF_ERROR(ReadPrompt(s));
   return CheckContext(s, job, global);
 }

@@ -12,7 +12,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/cpu/matmul_shape.h"
+#include "kernels/cpu/aligned_bytes.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/block_product.cc"
@@ -27,30 +27,35 @@ namespace kvring::HWY_NAMESPACE {
 constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(F32()));
 constexpr int kStripVectors = 2;
 constexpr int64_t kStripColumns = kStripVectors * kLanes;
-constexpr int kStripRows = KVRING_VNNI ? 4 : 2;  // by the number of registers
+constexpr int kStripRows = KVRING_VNNI ? 6 : 2;  // by the number of registers
 // Rows from which on a panel is taken apart first: the cost of that, in rows, is about three.
 constexpr int64_t kManyRows = 12;
+// How far ahead few rows fetch a panel: what memory delivers during its latency.
+constexpr int64_t kFetchBytes = 4096;
 
 // kReady: a word is what the multiplication takes.
 enum class Codes { kFour, kEight, kReady };
 
 struct PanelArgs {
-  const uint32_t* codes = nullptr;
-  const void* scales = nullptr;
-  const void* offsets = nullptr;  // null: none
+  const uint8_t* panel = nullptr;
+  int64_t blocks = 0;
+  int64_t block_bytes = 0;
+  int64_t scales_at = 0;   // in a block
+  int64_t offsets_at = 0;  // 0: none
   bool half = true;
   int start = 0;  // a block's sum begins at this many times the sum of its activations
-  ActivationRow row{0};
+  const uint8_t* fetch_end = nullptr;
+  int64_t row_bytes = 0;
   const uint8_t* x = nullptr;
   float* y = nullptr;
   int64_t ldy = 0;
 };
 
-HWY_INLINE F32V LoadScale(const void* from, bool half, int64_t at) {
+HWY_INLINE F32V LoadScale(const uint8_t* from, bool half, int64_t at) {
   const F32 d;
-  if (!half) return hn::LoadU(d, static_cast<const float*>(from) + at);
+  if (!half) return hn::LoadU(d, reinterpret_cast<const float*>(from) + at);
   const hn::Rebind<hwy::float16_t, F32> d16;
-  return hn::PromoteTo(d, hn::LoadU(d16, static_cast<const hwy::float16_t*>(from) + at));
+  return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(from) + at));
 }
 
 // The operand of word w of a block, of four numbers (kFour: of the low or the high halves).
@@ -66,33 +71,38 @@ HWY_INLINE U32V Ready(U32V word, bool high) {
   }
 }
 
+// Lines [from, from + bytes) that lie before `end`.
+HWY_INLINE void FetchLines(const uint8_t* from, int64_t bytes, const uint8_t* end) {
+  const uint8_t* const stop = std::min(from + bytes, end);
+  for (; from < stop; from += 64) FetchAhead(from);
+}
+
 // R rows by one strip of columns, over all blocks. kGroups: scales a block.
-template <Codes kCodes, int kGroups, int R>
+template <Codes kCodes, int kGroups, bool kStart, int R>
 struct BlockStrip {
   static constexpr int kWords = kCodes == Codes::kFour ? 4 : 8;
   using Dot = Operand<DotKind::kQuery>;
   F32V acc[R][kStripVectors];
   I32V sum[R][kStripVectors];
 
-  HWY_INLINE void Words(const PanelArgs& t, const uint32_t* codes, int64_t block, int group) {
+  HWY_INLINE void Words(const PanelArgs& t, const uint32_t* codes, const uint8_t* x, int group) {
     constexpr int kPer = kCodes == Codes::kFour ? 2 : 1;
     constexpr int kGroupWords = kWords / kGroups;
 #pragma GCC unroll 8
-    for (int w = 0; w < kGroupWords; ++w) {
+    for (int w = group * kGroupWords; w < (group + 1) * kGroupWords; ++w) {
       U32V word[kStripVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kStripVectors; ++v)
-        word[v] = hn::LoadU(U32(), codes + (group * kGroupWords + w) * kPanelColumns + v * kLanes);
+        word[v] = hn::LoadU(U32(), codes + w * kPanelColumns + v * kLanes);
 #pragma GCC unroll 2
       for (int part = 0; part < kPer; ++part) {
         U32V code[kStripVectors];
 #pragma GCC unroll 2
         for (int v = 0; v < kStripVectors; ++v) code[v] = Ready<kCodes>(word[v], part == 1);
-        const int64_t at = block * 8 + (group * kGroupWords + w) * kPer + part;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
           uint32_t four;
-          std::memcpy(&four, t.x + r * t.row.bytes() + at * 4, sizeof(four));
+          std::memcpy(&four, x + r * t.row_bytes + (w * kPer + part) * 4, sizeof(four));
           const Dot a(hn::Set(U32(), four), false);
 #pragma GCC unroll 2
           for (int v = 0; v < kStripVectors; ++v)
@@ -102,65 +112,66 @@ struct BlockStrip {
     }
   }
 
-  template <class T>
-  static HWY_INLINE T Of(const PanelArgs& t, int r, int64_t array_at, int64_t i) {
-    T value;
-    std::memcpy(&value, t.x + r * t.row.bytes() + array_at + i * static_cast<int64_t>(sizeof(T)),
-                sizeof(T));
-    return value;
+  static HWY_INLINE const ActivationBlock& Of(const PanelArgs& t, const uint8_t* x, int r) {
+    return *reinterpret_cast<const ActivationBlock*>(x + r * t.row_bytes);
   }
 
-  HWY_INLINE void Group(const PanelArgs& t, const uint32_t* codes, int64_t lane, int64_t block,
+  HWY_INLINE void Group(const PanelArgs& t, const uint8_t* block, const uint8_t* x, int64_t lane,
                         int group) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-      int32_t of_row = Of<int32_t>(t, r, t.row.sums_at(), 2 * block + group);
-      if constexpr (kGroups == 1) of_row += Of<int32_t>(t, r, t.row.sums_at(), 2 * block + 1);
+      I32V start = hn::Zero(I32());
+      if constexpr (kStart) {
+        int32_t of_row = Of(t, x, r).sums[group];
+        if constexpr (kGroups == 1) of_row += Of(t, x, r).sums[1];
+        start = hn::Set(I32(), t.start * of_row);
+      }
 #pragma GCC unroll 2
-      for (int v = 0; v < kStripVectors; ++v) sum[r][v] = hn::Set(I32(), t.start * of_row);
+      for (int v = 0; v < kStripVectors; ++v) sum[r][v] = start;
     }
-    Words(t, codes, block, group);
+    Words(t, reinterpret_cast<const uint32_t*>(block) + lane, x, group);
     F32V scale[kStripVectors];
 #pragma GCC unroll 2
     for (int v = 0; v < kStripVectors; ++v)
-      scale[v] = LoadScale(t.scales, t.half,
-                           (block * kGroups + group) * kPanelColumns + lane + v * kLanes);
-#pragma GCC unroll 4
+      scale[v] = LoadScale(block + t.scales_at, t.half, group * kPanelColumns + lane + v * kLanes);
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-      const F32V by = hn::Set(F32(), Of<float>(t, r, t.row.scales_at(), block));
+      const F32V by = hn::Set(F32(), Of(t, x, r).scale);
 #pragma GCC unroll 2
-      for (int v = 0; v < kStripVectors; ++v) {
+      for (int v = 0; v < kStripVectors; ++v)
         acc[r][v] = hn::MulAdd(hn::ConvertTo(F32(), sum[r][v]), hn::Mul(scale[v], by), acc[r][v]);
-      }
     }
   }
 
-  HWY_INLINE void Offsets(const PanelArgs& t, int64_t lane, int64_t block) {
+  HWY_INLINE void Offsets(const PanelArgs& t, const uint8_t* block, const uint8_t* x,
+                          int64_t lane) {
     F32V offset[kStripVectors];
 #pragma GCC unroll 2
     for (int v = 0; v < kStripVectors; ++v)
-      offset[v] = LoadScale(t.offsets, t.half, block * kPanelColumns + lane + v * kLanes);
-#pragma GCC unroll 4
+      offset[v] = LoadScale(block + t.offsets_at, t.half, lane + v * kLanes);
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-      const F32V scaled = hn::Set(F32(), Of<float>(t, r, t.row.scaled_sums_at(), block));
+      const F32V scaled = hn::Set(F32(), Of(t, x, r).scaled_sum);
 #pragma GCC unroll 2
       for (int v = 0; v < kStripVectors; ++v) acc[r][v] = hn::MulAdd(offset[v], scaled, acc[r][v]);
     }
   }
 
   HWY_INLINE void Run(const PanelArgs& t, int64_t lane) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
       for (int v = 0; v < kStripVectors; ++v) acc[r][v] = hn::Zero(F32());
     }
-    const uint32_t* codes = t.codes + lane;
-    for (int64_t b = 0; b < t.row.blocks; ++b, codes += kWords * kPanelColumns) {
+    const uint8_t *block = t.panel, *x = t.x;
+    for (int64_t b = 0; b < t.blocks; ++b, block += t.block_bytes, x += sizeof(ActivationBlock)) {
+      if (kCodes != Codes::kReady && lane == 0)
+        FetchLines(block + kFetchBytes, t.block_bytes, t.fetch_end);
 #pragma GCC unroll 2
-      for (int g = 0; g < kGroups; ++g) Group(t, codes, lane, b, g);
-      if (t.offsets != nullptr) Offsets(t, lane, b);
+      for (int g = 0; g < kGroups; ++g) Group(t, block, x, lane, g);
+      if (t.offsets_at != 0) Offsets(t, block, x, lane);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
       for (int v = 0; v < kStripVectors; ++v)
@@ -169,84 +180,109 @@ struct BlockStrip {
   }
 };
 
-template <Codes kCodes, int kGroups, int R>
+template <Codes kCodes, int kGroups, bool kStart, int R>
 HWY_NOINLINE void StripRows(const PanelArgs& t) {
   for (int64_t lane = 0; lane < kPanelColumns; lane += kStripColumns)
-    BlockStrip<kCodes, kGroups, R>().Run(t, lane);
+    BlockStrip<kCodes, kGroups, kStart, R>().Run(t, lane);
 }
 
-template <Codes kCodes, int kGroups>
-void PanelRows(const PanelArgs& args, int64_t rows) {
-  PanelArgs t = args;
+// `rows` of at most R.
+template <Codes kCodes, int kGroups, bool kStart, int R = kStripRows>
+HWY_INLINE void LastRows(const PanelArgs& t, int64_t rows) {
+  if constexpr (R > 0) {
+    if (rows == R) return StripRows<kCodes, kGroups, kStart, R>(t);
+    LastRows<kCodes, kGroups, kStart, R - 1>(t, rows);
+  }
+}
+
+// Many rows take the next panel's lines a few at a time: a panel is some hundred lines.
+template <Codes kCodes, int kGroups, bool kStart>
+void PanelRows(PanelArgs t, int64_t rows, const uint8_t* next, int64_t next_bytes) {
+  const int64_t part = (next_bytes * kStripRows / rows + 63) / 64 * 64;
   for (; rows >= kStripRows; rows -= kStripRows) {
-    StripRows<kCodes, kGroups, kStripRows>(t);
-    t.x += kStripRows * t.row.bytes();
+    if constexpr (kCodes == Codes::kReady) {
+      FetchLines(next, part, t.fetch_end);
+      next += part;
+    }
+    StripRows<kCodes, kGroups, kStart, kStripRows>(t);
+    t.x += kStripRows * t.row_bytes;
     t.y += kStripRows * t.ldy;
   }
-  if (rows == 1) StripRows<kCodes, kGroups, 1>(t);
-  if constexpr (kStripRows == 4) {
-    if (rows == 2) StripRows<kCodes, kGroups, 2>(t);
-    if (rows == 3) StripRows<kCodes, kGroups, 3>(t);
-  }
-}
-
-template <Codes kCodes>
-void PanelRows(const PanelForm& form, const PanelArgs& t, int64_t rows) {
-  if (form.group == 16) return PanelRows<kCodes, 2>(t, rows);
-  PanelRows<kCodes, 1>(t, rows);
+  LastRows<kCodes, kGroups, kStart>(t, rows);
 }
 
 // Takes a panel apart into ready words and fp32 scales; args then point there.
+template <Codes kCodes>
 void UnpackPanel(const PanelForm& form, uint8_t* to, PanelArgs& t) {
   const U32 d;
-  auto* words = reinterpret_cast<uint32_t*>(to);
-  const uint32_t* from = t.codes;
-  const int64_t n = form.code_bytes() / 4;
-  t.codes = words;
-  for (int64_t i = 0; i < n; i += kPanelColumns, from += kPanelColumns) {
-    for (int64_t lane = 0; lane < kPanelColumns; lane += kLanes) {
-      const U32V word = hn::LoadU(d, from + lane);
-      if (form.bits == 4) {
-        hn::StoreU(Ready<Codes::kFour>(word, false), d, words + lane);
-        hn::StoreU(Ready<Codes::kFour>(word, true), d, words + kPanelColumns + lane);
-      } else {
-        hn::StoreU(Ready<Codes::kEight>(word, false), d, words + lane);
+  const uint8_t* block = t.panel;
+  const int64_t scales = form.scale_bytes() / (form.half ? 2 : 4) * (form.offset ? 2 : 1);
+  constexpr int64_t kCodeBytes = kBlockNumbers * kPanelColumns;
+  t.panel = to;
+  for (int64_t b = 0; b < t.blocks; ++b, block += t.block_bytes) {
+    const auto* from = reinterpret_cast<const uint32_t*>(block);
+    auto* words = reinterpret_cast<uint32_t*>(to);
+#pragma GCC unroll 4
+    for (int64_t w = 0; w < (kCodes == Codes::kFour ? 4 : 8); ++w) {
+      for (int64_t lane = 0; lane < kPanelColumns; lane += kLanes) {
+        const U32V word = hn::LoadU(d, from + w * kPanelColumns + lane);
+        if constexpr (kCodes == Codes::kFour) {
+          hn::StoreU(Ready<kCodes>(word, false), d, words + 2 * w * kPanelColumns + lane);
+          hn::StoreU(Ready<kCodes>(word, true), d, words + (2 * w + 1) * kPanelColumns + lane);
+        } else {
+          hn::StoreU(Ready<kCodes>(word, false), d, words + w * kPanelColumns + lane);
+        }
       }
     }
-    words += form.bits == 4 ? 2 * kPanelColumns : kPanelColumns;
-  }
-  if (!form.half) return;
-  auto* floats = reinterpret_cast<float*>(words);
-  const int64_t scales = form.scale_bytes() / 2;
-  for (const void** array : {&t.scales, &t.offsets}) {
-    if (*array == nullptr) continue;
+    auto* floats = reinterpret_cast<float*>(to + kCodeBytes);
     for (int64_t i = 0; i < scales; i += kLanes)
-      hn::StoreU(LoadScale(*array, true, i), F32(), floats + i);
-    *array = floats;
-    floats += scales;
+      hn::StoreU(LoadScale(block + t.scales_at, t.half, i), F32(), floats + i);
+    to += kCodeBytes + scales * 4;
   }
+  t.block_bytes = kCodeBytes + scales * 4;
+  t.scales_at = kCodeBytes;
+  t.offsets_at = form.offset ? kCodeBytes + scales * 2 : 0;
   t.half = false;
 }
 
-void MultiplyPanelImpl(const PanelForm& form, const uint8_t* panel, const uint8_t* rows_at,
-                       int64_t rows, float* y, int64_t ldy, uint8_t* scratch) {
+// Without VNNI codes of 8 bits start at nothing.
+template <Codes kCodes, int kGroups>
+void PanelRows(const PanelForm& form, const PanelArgs& t, int64_t rows, const uint8_t* next) {
+  if (t.start == 0) return PanelRows<kCodes, kGroups, false>(t, rows, next, form.bytes());
+  PanelRows<kCodes, kGroups, true>(t, rows, next, form.bytes());
+}
+
+void MultiplyPanelImpl(const PanelForm& form, const uint8_t* panel, const uint8_t* end,
+                       const uint8_t* rows_at, int64_t rows, float* y, int64_t ldy,
+                       uint8_t* scratch) {
   PanelArgs t;
-  t.codes = reinterpret_cast<const uint32_t*>(panel);
-  t.scales = panel + form.code_bytes();
-  if (form.offset) t.offsets = panel + form.code_bytes() + form.scale_bytes();
+  t.panel = panel;
+  t.blocks = form.blocks;
+  t.block_bytes = form.block_bytes();
+  t.scales_at = form.code_bytes();
+  t.offsets_at = form.offset ? form.code_bytes() + form.scale_bytes() : 0;
   t.half = form.half;
   t.start = form.bits == 4 ? -form.zero : KVRING_VNNI ? -128 : 0;
-  t.row = {form.blocks};
+  t.fetch_end = end;
+  t.row_bytes = ActivationRow{form.blocks}.bytes();
   t.x = rows_at;
   t.y = y;
   t.ldy = ldy;
+  const uint8_t* const next = panel + form.bytes();
   if (rows >= kManyRows) {
-    UnpackPanel(form, scratch, t);
-    PanelRows<Codes::kReady>(form, t, rows);
+    if (form.bits == 4) {
+      UnpackPanel<Codes::kFour>(form, scratch, t);
+    } else {
+      UnpackPanel<Codes::kEight>(form, scratch, t);
+    }
+    if (form.group == 16) return PanelRows<Codes::kReady, 2>(form, t, rows, next);
+    PanelRows<Codes::kReady, 1>(form, t, rows, next);
   } else if (form.bits == 4) {
-    PanelRows<Codes::kFour, 1>(t, rows);
+    PanelRows<Codes::kFour, 1>(form, t, rows, next);
+  } else if (form.group == 16) {
+    PanelRows<Codes::kEight, 2>(form, t, rows, next);
   } else {
-    PanelRows<Codes::kEight>(form, t, rows);
+    PanelRows<Codes::kEight, 1>(form, t, rows, next);
   }
 }
 
@@ -262,26 +298,24 @@ HWY_INLINE uint32_t LargestOfBlock(const float* x) {
 
 HWY_INLINE void RoundBlock(const float* x, float by, int8_t* q, int32_t* sums) {
   const F32 f;
-  const I32 d32;
   const hn::Rebind<int8_t, F32> d8;
+  for (int64_t i = 0; i < kBlockNumbers; i += kLanes)
+    hn::StoreU(hn::DemoteTo(d8, hn::NearestInt(hn::Mul(hn::LoadU(f, x + i), hn::Set(f, by)))), d8,
+               q + i);
+  // Sums of bytes without sign: 128 is added to each of sixteen.
+  const hn::FixedTag<uint8_t, 16> d;
   for (int half = 0; half < 2; ++half) {
-    auto sum = hn::Zero(d32);
-    for (int64_t i = half * 16; i < half * 16 + 16; i += kLanes) {
-      const auto n = hn::NearestInt(hn::Mul(hn::LoadU(f, x + i), hn::Set(f, by)));
-      sum = hn::Add(sum, n);
-      hn::StoreU(hn::DemoteTo(d8, n), d8, q + i);
-    }
-    sums[half] = hn::GetLane(hn::SumOfLanes(d32, sum));
+    const auto bytes = hn::LoadU(d, reinterpret_cast<const uint8_t*>(q + half * 16));
+    uint64_t eights[2];
+    hn::StoreU(hn::SumsOf8(hn::Xor(bytes, hn::Set(d, 0x80))), hn::FixedTag<uint64_t, 2>(), eights);
+    sums[half] = static_cast<int32_t>(eights[0] + eights[1]) - 16 * 128;
   }
 }
 
 void QuantizeActivationsImpl(const float* x, int64_t in, uint8_t* row) {
-  const ActivationRow at{(in + kBlockNumbers - 1) / kBlockNumbers};
-  auto* q = reinterpret_cast<int8_t*>(row);
-  auto* scales = reinterpret_cast<float*>(row + at.scales_at());
-  auto* scaled_sums = reinterpret_cast<float*>(row + at.scaled_sums_at());
-  auto* sums = reinterpret_cast<int32_t*>(row + at.sums_at());
-  for (int64_t b = 0; b < at.blocks; ++b, x += kBlockNumbers) {
+  const int64_t blocks = (in + kBlockNumbers - 1) / kBlockNumbers;
+  auto* to = reinterpret_cast<ActivationBlock*>(row);
+  for (int64_t b = 0; b < blocks; ++b, ++to, x += kBlockNumbers) {
     float edge[kBlockNumbers] = {};
     const float* from = x;
     const int64_t rest = in - b * kBlockNumbers;
@@ -291,13 +325,12 @@ void QuantizeActivationsImpl(const float* x, int64_t in, uint8_t* row) {
     // A block so small that the inverse overflows counts as zeros: below 1e-36 nothing is lost that fp32 would show.
     const float inverse = finite && most > 1e-36f ? 127.0f / most : 0.0f;
     if (finite) {
-      RoundBlock(from, inverse, q + b * kBlockNumbers, sums + 2 * b);
+      RoundBlock(from, inverse, to->q, to->sums);
     } else {
-      std::memset(q + b * kBlockNumbers, 0, kBlockNumbers);
-      sums[2 * b] = sums[2 * b + 1] = 0;
+      *to = {};
     }
-    scales[b] = finite ? most / 127.0f : NAN;
-    scaled_sums[b] = scales[b] * static_cast<float>(sums[2 * b] + sums[2 * b + 1]);
+    to->scale = finite ? most / 127.0f : NAN;
+    to->scaled_sum = to->scale * static_cast<float>(to->sums[0] + to->sums[1]);
   }
 }
 
@@ -314,8 +347,8 @@ void QuantizeActivations(const float* x, int64_t in, uint8_t* row) {
   HWY_DYNAMIC_DISPATCH(QuantizeActivationsImpl)(x, in, row);
 }
 
-void MultiplyPanel(const PanelForm& form, const uint8_t* panel, const uint8_t* rows_at,
-                   int64_t rows, float* y, int64_t ldy, int64_t columns) {
+void MultiplyPanel(const PanelForm& form, const uint8_t* panel, const uint8_t* end,
+                   const uint8_t* rows_at, int64_t rows, float* y, int64_t ldy, int64_t columns) {
   // A panel taken apart: a byte a code, fp32 scales and offsets.
   const int64_t numbers = form.blocks * kBlockNumbers * kPanelColumns;
   const int64_t bytes = numbers + 2 * 4 * numbers / form.group;
@@ -327,7 +360,7 @@ void MultiplyPanel(const PanelForm& form, const uint8_t* panel, const uint8_t* r
   }
   if (columns == kPanelColumns) {
     HWY_DYNAMIC_DISPATCH(MultiplyPanelImpl)
-    (form, panel, rows_at, rows, y, ldy, scratch.get());
+    (form, panel, end, rows_at, rows, y, ldy, scratch.get());
     return;
   }
   const int64_t row_bytes = ActivationRow{form.blocks}.bytes();
@@ -336,7 +369,7 @@ void MultiplyPanel(const PanelForm& form, const uint8_t* panel, const uint8_t* r
   for (int64_t r = 0; r < rows; r += kEdgeRows) {
     const int64_t n = std::min(kEdgeRows, rows - r);
     HWY_DYNAMIC_DISPATCH(MultiplyPanelImpl)
-    (form, panel, rows_at + r * row_bytes, n, edge, kPanelColumns, scratch.get());
+    (form, panel, end, rows_at + r * row_bytes, n, edge, kPanelColumns, scratch.get());
     for (int64_t i = 0; i < n; ++i)
       std::copy_n(edge + i * kPanelColumns, columns, y + (r + i) * ldy);
   }

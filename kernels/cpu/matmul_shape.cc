@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/matmul_shape.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <new>
 #include <vector>
 
 #include "kernels/half.h"
@@ -75,15 +73,6 @@ bool SumsAreExact(const MatmulKey& key, const std::vector<uint8_t>& w,
 }
 
 }  // namespace
-
-void AlignedFree::operator()(uint8_t* p) const { std::free(p); }
-
-AlignedBytes AllocateAligned(int64_t bytes) {
-  auto* p =
-      static_cast<uint8_t*>(std::aligned_alloc(64, static_cast<size_t>((bytes + 63) / 64 * 64)));
-  if (p == nullptr) throw std::bad_alloc();
-  return AlignedBytes(p);
-}
 
 int64_t MatmulElementBytes(LinearMath math) {
   return math == LinearMath::kF32 ? 4 : math == LinearMath::kBf16 ? 2 : 1;

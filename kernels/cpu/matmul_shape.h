@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/cpu/aligned_bytes.h"
 #include "kernels/linear.h"
 
 namespace kvring {
@@ -46,12 +47,5 @@ bool HoldsRowLaw(const MatmulShape& shape, const MatmulKey& key);
 
 // Bytes of one element of x and w.
 int64_t MatmulElementBytes(LinearMath math);
-
-// Memory aligned to cache lines, uninitialized.
-struct AlignedFree {
-  void operator()(uint8_t* p) const;
-};
-using AlignedBytes = std::unique_ptr<uint8_t[], AlignedFree>;
-AlignedBytes AllocateAligned(int64_t bytes);
 
 }  // namespace kvring

@@ -3,11 +3,13 @@
 
 #include "absl/strings/str_split.h"
 #include "kernels/simd_target.h"
+#include "runtime/model/weights.h"
 
 namespace kvring {
 
-absl::StatusOr<LinearMath> ParseMath(const std::string& text) {
-  if (text == "auto") return ChooseLinearMath();
+absl::StatusOr<LinearMath> ParseMath(const std::string& text, const GgufFile& file,
+                                     const ModelConfig& config) {
+  if (text == "auto") return ChooseLinearMath(FileBlocks(file, config));
   for (const LinearMath math :
        {LinearMath::kF32, LinearMath::kBf16, LinearMath::kInt8, LinearMath::kBlocks}) {
     if (text == LinearMathName(math)) return math;

@@ -8,11 +8,14 @@
 #include "kernels/linear.h"
 #include "kernels/packed_queries.h"
 #include "runtime/base/status.h"
+#include "runtime/model/gguf.h"
+#include "runtime/model/model_config.h"
 
 namespace kvring {
 
-// "auto" measures (ChooseLinearMath); "f32", "bf16", "int8", "blocks" are taken as they are.
-absl::StatusOr<LinearMath> ParseMath(const std::string& text);
+// "auto" measures (ChooseLinearMath with the blocks of this file); "f32", "bf16", "int8", "blocks" are taken as they are.
+absl::StatusOr<LinearMath> ParseMath(const std::string& text, const GgufFile& file,
+                                     const ModelConfig& config);
 
 // math: "tile" or "int8". rounding: "" for all, else a list of query, bias, weights: those alone are rounded, in plain loops.
 absl::StatusOr<AttentionForm> ParseAttention(const std::string& math, const std::string& rounding);

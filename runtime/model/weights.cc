@@ -2,6 +2,7 @@
 #include "runtime/model/weights.h"
 
 #include <algorithm>
+#include <map>
 
 #include "runtime/model/tensor_reader.h"
 
@@ -9,6 +10,10 @@ namespace kvring {
 namespace {
 
 constexpr char kEmbedding[] = "token_embd.weight";
+
+std::string HeadName(const ModelConfig& config) {
+  return config.tied_output ? kEmbedding : "output.weight";
+}
 
 // Reads and packs; counts what it packed.
 class Loader {
@@ -112,6 +117,25 @@ absl::StatusOr<LayerWeights> Loader::Layer(int index) {
 
 }  // namespace
 
+std::optional<BlockForm> FileBlocks(const GgufFile& file, const ModelConfig& config) {
+  std::vector<std::string> names = {HeadName(config)};
+  for (int i = 0; i < config.layers; ++i) {
+    for (const char* name :
+         {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"})
+      names.push_back(absl::StrCat("blk.", i, ".", name, ".weight"));
+  }
+  std::map<BlockForm, int64_t> numbers;
+  for (const std::string& name : names) {
+    const GgufTensor* tensor = file.FindTensor(name);
+    if (tensor == nullptr || tensor->format->split == nullptr) return std::nullopt;
+    const CodeForm& form = tensor->format->form;
+    numbers[{form.bits, form.group, form.offset}] += tensor->elements();
+  }
+  return std::max_element(numbers.begin(), numbers.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
+}
+
 // The output head comes first: its fp32 numbers are the largest buffer, and nothing else is in memory yet.
 absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(std::shared_ptr<const GgufFile> file,
                                                              const ModelConfig& config,
@@ -122,8 +146,7 @@ absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(std::shared_ptr<con
   weights->embedding_ = file->FindTensor(kEmbedding);
   Loader loader(*file, config, options);
   if (options.output_head) {
-    const std::string head = config.tied_output ? kEmbedding : "output.weight";
-    KVRING_ASSIGN_OR_RETURN(weights->output_head_, loader.Pack({head}, config.hidden));
+    KVRING_ASSIGN_OR_RETURN(weights->output_head_, loader.Pack({HeadName(config)}, config.hidden));
   }
   if (!options.output_head || !config.tied_output)
     KVRING_RETURN_IF_ERROR(CheckFloats(*file, kEmbedding));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,10 @@ struct WeightsOptions {
   bool output_head = true;  // only the rank that computes logits needs it
   bool keep_for_backward = false;
 };
+
+// The form of the blocks that most numbers of the linear layers have. None when a layer holds plain numbers: rounding those
+// to blocks would lose more than the activations' rounding.
+std::optional<BlockForm> FileBlocks(const GgufFile& file, const ModelConfig& config);
 
 // Immutable and thread-safe; ranks that are threads share one.
 class Weights {

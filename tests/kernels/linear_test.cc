@@ -199,11 +199,17 @@ TEST(MatmulShape, TheCheckSeesOneBitAndPaddingMendsIt) {
   EXPECT_TRUE(HoldsRowLaw(*MakePaddedShape(std::make_shared<Unlawful>(key), key), key));
 }
 
-TEST(Linear, TheChosenFormExists) {
-  const LinearMath math = ChooseLinearMath();
-  EXPECT_TRUE(math == LinearMath::kF32 || math == LinearMath::kBf16);
-  EXPECT_EQ(ChooseLinearMath(), math);
-  EXPECT_NE(Make(NormalFloats(64, 1), {8, 8}, {math, false}), nullptr);
+TEST(Linear, TheChosenFormExistsAndStays) {
+  const LinearMath plain = ChooseLinearMath();
+  EXPECT_TRUE(plain == LinearMath::kF32 || plain == LinearMath::kBf16);
+  EXPECT_EQ(ChooseLinearMath(), plain);
+  EXPECT_NE(Make(NormalFloats(64, 1), {8, 8}, {plain, false}), nullptr);
+  const BlockForm forms[] = {{4, 32, true}, {4, 32, false}, {8, 32, false}, {8, 16, false}};
+  for (const BlockForm& form : forms) {
+    const LinearMath math = ChooseLinearMath(form);
+    EXPECT_TRUE(math == LinearMath::kBlocks || math == plain);
+    EXPECT_EQ(ChooseLinearMath(form), math);
+  }
 }
 
 }  // namespace

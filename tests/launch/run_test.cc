@@ -134,12 +134,34 @@ TEST_F(CliTest, ThreadsAndProcessesGiveTheSameBits) {
 }
 
 TEST_F(CliTest, MpiFlagStartsProcessesItself) {
-  const auto threads = Json({"run", "-m", model(), "-p", "Hello", "-n", "4", "--ignore-eos",
-                             "--math", "f32", "--ranks", "3"});
-  const auto processes = Json({"run", "-m", model(), "-p", "Hello", "-n", "4", "--ignore-eos",
-                               "--math", "f32", "--ranks", "3", "--mpi"});
-  EXPECT_EQ(threads["logits_hash"], processes["logits_hash"]);
-  EXPECT_EQ(processes["ranks"].size(), 3u);
+  for (const char* math : {"f32", "blocks"}) {
+    const std::vector<std::string> one = {"run", "-m", model(),        "-p",     "Hello",
+                                          "-n",  "4",  "--ignore-eos", "--math", math};
+    std::vector<std::string> run = one;
+    run.insert(run.end(), {"--ranks", "3"});
+    const auto threads = Json(run);
+    run.push_back("--mpi");
+    const auto processes = Json(run);
+    EXPECT_EQ(threads["logits_hash"], processes["logits_hash"]) << math;
+    EXPECT_EQ(threads["logits_hash"], Json(one)["logits_hash"]) << math;
+    EXPECT_EQ(processes["ranks"].size(), 3u);
+    EXPECT_EQ(std::string(processes["numerics"]).rfind(std::string(math) + "/", 0), 0u);
+  }
+}
+
+// A file of blocks: rank 0 chooses, all ranks take what it chose, and the result names it.
+TEST_F(CliTest, AutoIsOneFormForTheJob) {
+  const std::string blocks = Path("blocks.gguf");
+  ASSERT_EQ(Kvring({"make-model", "--type", "q8_0", "-o", blocks}).exit_code, 0);
+  const std::vector<std::string> run = {"run", "-m",           blocks,   "-p", "Hello",  "-n",
+                                        "4",   "--ignore-eos", "--json", "-",  "--quiet"};
+  const auto one = JsonOf(Kvring(run)), ranks = JsonOf(Mpirun(3, run));
+  EXPECT_EQ(one["numerics"], ranks["numerics"]);
+  EXPECT_EQ(one["logits_hash"], ranks["logits_hash"]);
+  std::vector<std::string> named = run;
+  const std::string id = one["numerics"];
+  named.insert(named.end(), {"--math", id.substr(0, id.find('/'))});
+  EXPECT_EQ(JsonOf(Kvring(named))["logits_hash"], one["logits_hash"]) << id;
 }
 
 // Processes whose command line names this test's model.

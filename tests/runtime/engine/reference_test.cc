@@ -12,6 +12,7 @@
 
 #include "kernels/elementwise.h"
 #include "kvstore/calibration_file.h"
+#include "runtime/engine/numerics.h"
 #include "runtime/eval/evaluator.h"
 #include "runtime/model/fingerprint.h"
 #include "tests/support/model_run.h"
@@ -38,6 +39,19 @@ std::vector<double> LogProbabilities(const std::vector<float>& logits) {
   std::vector<double> out(logits.size());
   std::transform(logits.begin(), logits.end(), out.begin(), [&](float x) { return x - lse; });
   return out;
+}
+
+// Mean KL of the steps up to the first token that differs: from there on the contexts do.
+double MeanKl(const GreedyRun& a, const GreedyRun& b) {
+  double kl = 0;
+  size_t steps = 0;
+  for (bool same = true; same && steps < a.tokens.size(); ++steps) {
+    const std::vector<double> p = LogProbabilities(a.logits[steps]),
+                              q = LogProbabilities(b.logits[steps]);
+    for (size_t i = 0; i < p.size(); ++i) kl += std::exp(p[i]) * (p[i] - q[i]);
+    same = a.tokens[steps] == b.tokens[steps];
+  }
+  return kl / static_cast<double>(steps);
 }
 
 // Largest distance of the reference's top-20 log-probabilities over the three prompts.
@@ -97,8 +111,26 @@ TEST_F(ReferenceTest, FurtherPrompts) {
   }
 }
 
+// What --math auto takes for this file.
+LinearMath Fast() {
+  const TestModel& model = Real(LinearMath::kF32);
+  return *ParseMath("auto", *model.file, model.config);
+}
+
+// Every form that --math auto may take on some machine.
+const LinearMath kFastForms[] = {LinearMath::kBf16, LinearMath::kBlocks};
+
+TEST_F(ReferenceTest, AutoTakesAFormThatIsBoundedHere) {
+  EXPECT_TRUE(Fast() == LinearMath::kF32 ||
+              std::count(std::begin(kFastForms), std::end(kFastForms), Fast()) == 1)
+      << LinearMathName(Fast());
+}
+
 // The fast path's own column: 0.5 at worst (its mean loss and KL are bounded below).
-TEST_F(ReferenceTest, FastProducts) { EXPECT_LT(WorstDistance(ChooseLinearMath(), "f16"), 0.5); }
+TEST_F(ReferenceTest, FastProducts) {
+  for (LinearMath math : kFastForms)
+    EXPECT_LT(WorstDistance(math, "f16"), 0.5) << LinearMathName(math);
+}
 
 // Greedy ids of llama.cpp on F32 weights, up to the first step whose gap to the runner-up is below the noise between two fp32
 // paths with an f16 cache (0.02 in a log-probability, so 0.04 in a gap).
@@ -145,12 +177,14 @@ TEST_F(ReferenceTest, WindowLossF32Products) {
 // The fast path: mean loss within 0.01 nats a token of the same anchors; rot4 within its bar of 0.02 on top (one window moves by
 // 5-10 % of rot4's own 0.015, rotated-and-transform spec).
 TEST_F(ReferenceTest, WindowLossFastProducts) {
-  const auto rows = MobyWindows(ChooseLinearMath(), {"f16", "rot4"}, 1);
-  ASSERT_TRUE(rows.ok()) << rows.status();
-  EXPECT_NEAR((*rows)[0].window_nats[0], 6847.5486, 0.01 * 2047);
-  EXPECT_EQ((*rows)[0].kl, 0);
-  EXPECT_LT((*rows)[1].kl, 0.03);
-  EXPECT_GT((*rows)[1].kl, 0.002) << "a 4-bit code that loses nothing is not read";
+  for (LinearMath math : kFastForms) {
+    const auto rows = MobyWindows(math, {"f16", "rot4"}, 1);
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    EXPECT_NEAR((*rows)[0].window_nats[0], 6847.5486, 0.01 * 2047) << LinearMathName(math);
+    EXPECT_EQ((*rows)[0].kl, 0);
+    EXPECT_LT((*rows)[1].kl, 0.03) << LinearMathName(math);
+    EXPECT_GT((*rows)[1].kl, 0.002) << "a 4-bit code that loses nothing is not read";
+  }
 }
 
 // The artifact that comes with the program fits the real model, and its outliers are worth their bits on a text that it was
@@ -160,7 +194,7 @@ TEST_F(ReferenceTest, CalibrationThatComesWithTheProgram) {
   const std::string path = "launch/calibration/smollm2-135m-instruct.safetensors";
   const auto calibration = ReadCalibration(path);
   ASSERT_TRUE(calibration.ok()) << calibration.status();
-  const TestModel& model = Real(ChooseLinearMath());
+  const TestModel& model = Real(Fast());
   std::vector<const RopeTable*> rope;
   for (const RopeTable& table : model.config.rope) rope.push_back(&table);
   const auto hash = ModelFingerprint(*model.file);
@@ -168,7 +202,7 @@ TEST_F(ReferenceTest, CalibrationThatComesWithTheProgram) {
   const absl::Status fits =
       CheckCalibration(*calibration, path, HashHex(*hash), model.config.kv_shape(64), rope);
   ASSERT_TRUE(fits.ok()) << fits;
-  const auto rows = MobyWindows(ChooseLinearMath(), {"nuq3-1%", "nuq3"}, 1, calibration->tables);
+  const auto rows = MobyWindows(Fast(), {"nuq3-1%", "nuq3"}, 1, calibration->tables);
   ASSERT_TRUE(rows.ok()) << rows.status();
   EXPECT_LT((*rows)[0].kl, 0.12);
   EXPECT_GT((*rows)[0].kl, 0.02) << "a 3-bit code that loses nothing is not read";
@@ -177,23 +211,17 @@ TEST_F(ReferenceTest, CalibrationThatComesWithTheProgram) {
 
 // KL of the fast products against fp32 products, f16 cache, same window: below 0.01.
 TEST_F(ReferenceTest, FastProductsKl) {
-  const TestModel& exact = Real(LinearMath::kF32);
-  const TestModel& fast = Real(ChooseLinearMath());
   const std::vector<int32_t> ids = ReadIds16("tests/golden/reference/moby-dick-4096.ids16");
   const std::vector<int32_t> prompt(ids.begin(), ids.begin() + 512);
   GreedyOptions options;
   options.new_tokens = 24;
-  const auto a = RunGreedy(exact, prompt, options), b = RunGreedy(fast, prompt, options);
-  ASSERT_TRUE(a.ok() && b.ok());
-  double kl = 0;
-  int steps = 0;
-  for (; steps < 24; ++steps) {
-    const std::vector<double> p = LogProbabilities(a->logits[steps]),
-                              q = LogProbabilities(b->logits[steps]);
-    for (size_t i = 0; i < p.size(); ++i) kl += std::exp(p[i]) * (p[i] - q[i]);
-    if (a->tokens[steps] != b->tokens[steps]) break;  // from here on the contexts differ
+  const auto exact = RunGreedy(Real(LinearMath::kF32), prompt, options);
+  ASSERT_TRUE(exact.ok()) << exact.status();
+  for (LinearMath math : kFastForms) {
+    const auto fast = RunGreedy(Real(math), prompt, options);
+    ASSERT_TRUE(fast.ok()) << fast.status();
+    EXPECT_LT(MeanKl(*exact, *fast), 0.01) << LinearMathName(math);
   }
-  EXPECT_LT(kl / std::max(steps, 1), 0.01) << steps;
 }
 
 }  // namespace

@@ -165,6 +165,32 @@ TEST(Weights, BackwardIsKeptWhereAskedFor) {
             dx);
 }
 
+// A file of blocks says so; one layer of plain numbers, and it does not.
+TEST(Weights, TheFormOfAFilesBlocks) {
+  for (const char* type : {"f32", "f16", "q8_0"}) {
+    TinyModelOptions options = SmallOptions();
+    options.weight_type = type;
+    const Loaded loaded = Load(TinyBytes(options));
+    const auto config = DeriveModelConfig(*loaded.file);
+    ASSERT_TRUE(config.ok()) << config.status();
+    const std::optional<BlockForm> form = FileBlocks(*loaded.file, *config);
+    ASSERT_EQ(form.has_value(), std::string(type) == "q8_0") << type;
+    if (form.has_value()) {
+      EXPECT_EQ(*form, (BlockForm{8, 32, false}));
+    }
+  }
+}
+
+// Blocks keep nothing for a backward pass, and say so.
+TEST(Weights, BlocksHaveNoBackwardPass) {
+  WeightsOptions options;
+  options.math = LinearMath::kBlocks;
+  options.keep_for_backward = true;
+  const Loaded loaded = Load(TinyBytes(SmallOptions()), options);
+  ASSERT_FALSE(loaded.weights.ok());
+  EXPECT_THAT(std::string(loaded.weights.status().message()), HasSubstr("backward"));
+}
+
 // A NaN in a matrix would reach every token in silence.
 TEST(Weights, NumbersThatAreNotFiniteAreRefused) {
   const std::string good = TinyBytes(SmallOptions());
