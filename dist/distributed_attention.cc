@@ -96,7 +96,8 @@ class DistributedAttentionImpl : public DistributedAttention {
     deadline_ = deadline;
     const absl::Status status = RunSlices(slices);
     // The others wait for this rank in the next exchange at the latest: tell them.
-    if (!status.ok()) comm_->Abort(status);
+    if (status.ok()) return status;
+    comm_->Abort(status);
     return Annotate(status, absl::StrCat("attention of layer ", layer));
   }
 

@@ -49,8 +49,9 @@ void SequenceShardImpl::CollectReady(Layer& layer, std::vector<EncodeTask>& task
 
 absl::Status SequenceShardImpl::RunTasks(int layer, std::vector<EncodeTask>& tasks) {
   for (const EncodeTask& task : tasks) {
-    KVRING_RETURN_IF_ERROR(Annotate(EnsurePages(layer, task.pages),
-                                    absl::StrCat("layer ", layer, ", block ", task.block)));
+    const absl::Status ensured = EnsurePages(layer, task.pages);
+    if (!ensured.ok())
+      return Annotate(ensured, absl::StrCat("layer ", layer, ", block ", task.block));
   }
   if (traits_.growing_page) KVRING_RETURN_IF_ERROR(GrowPages(layer, tasks));
   ParallelFor(static_cast<int64_t>(tasks.size()), [&](int64_t i) { RunTask(layer, tasks[i]); });
