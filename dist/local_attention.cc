@@ -52,9 +52,13 @@ struct LocalAttention::Scratch {
   AttendArgs args;
   PackedQueries queries;
   std::vector<int64_t> positions;
-  // Pages of virtual shard `loaded`, and those of the one before it, which is read while these are fetched.
-  std::vector<PageView> pages[2];
-  int turn = 0, loaded = -1, end = 0;
+  // The next virtual shards of the task that have pages, and where to look for more: a page is fetched two pages ahead.
+  struct Shard {
+    int virtual_shard = 0;
+    std::vector<PageView> pages;
+  };
+  Shard ahead[3];
+  int next = 0, end = 0;
   std::vector<std::vector<float>> partials;  // by depth: [0] a piece, [1 + level] a right half
 
   SoftmaxPartial Partial(size_t depth, const SoftmaxPartial& like) {
@@ -240,10 +244,10 @@ void LocalAttention::Attend(int layer, const Task& task) {
   args.prepared = nullptr;
   if (args.form.math != AttentionMath::kTile && args.codec->PreparePacked(args, scratch->queries))
     args.prepared = &scratch->queries;
-  args.announced = nullptr;
   args.was_announced = false;
+  scratch->next = task.tree.first;
   scratch->end = task.tree.first + (1 << task.tree.level);
-  Load(task, task.tree.first, *scratch);
+  for (int ahead = 0; ahead < 3; ++ahead) Load(task, *scratch, ahead);
   if (!Node(task, *scratch, task.tree, task.into)) MakeEmpty(task.into);
   GiveScratch(std::move(scratch));
 }
@@ -261,40 +265,47 @@ bool LocalAttention::Node(const Task& task, Scratch& scratch, const Subtree& tre
   return true;
 }
 
-// Pages that the task sees of the first virtual shard from `from` on that has any.
-void LocalAttention::Load(const Task& task, int from, Scratch& scratch) {
-  std::vector<PageView>& pages = scratch.pages[scratch.turn];
+// The next virtual shard of which the task sees a page, with the pages that it sees; none when there is none.
+void LocalAttention::Load(const Task& task, Scratch& scratch, int ahead) {
+  Scratch::Shard& shard = scratch.ahead[ahead];
   const int64_t last = scratch.args.positions.back();
+  std::vector<PageView>& pages = shard.pages;
   pages.clear();
-  for (scratch.loaded = from; scratch.loaded < scratch.end; ++scratch.loaded) {
-    task.work->slice->kv->Pages(scratch.args.layer, task.head, scratch.loaded, pages);
+  while (pages.empty() && scratch.next < scratch.end) {
+    shard.virtual_shard = scratch.next++;
+    task.work->slice->kv->Pages(scratch.args.layer, task.head, shard.virtual_shard, pages);
     while (!pages.empty() && pages.back().begin > last) pages.pop_back();
-    if (!pages.empty()) return;
   }
 }
 
 bool LocalAttention::Shard(const Task& task, Scratch& scratch, int virtual_shard,
                            const SoftmaxPartial& into) {
-  if (virtual_shard != scratch.loaded) return false;
+  const std::vector<PageView>& pages = scratch.ahead[0].pages;
+  if (pages.empty() || virtual_shard != scratch.ahead[0].virtual_shard) return false;
   const ShardMap& map = *task.work->slice->map;
-  const std::span<const PageView> pages = scratch.pages[scratch.turn];
-  scratch.turn = 1 - scratch.turn;
-  Load(task, virtual_shard + 1, scratch);
-  const std::vector<PageView>& following = scratch.pages[scratch.turn];
-  const PageView* const beyond = following.empty() ? nullptr : following.data();
+  const auto page_at = [&](size_t i) -> const PageView* {
+    for (const Scratch::Shard& shard : scratch.ahead) {
+      if (i < shard.pages.size()) return &shard.pages[i];
+      i -= shard.pages.size();
+    }
+    return nullptr;
+  };
+  AttendArgs& args = scratch.args;
   for (size_t first = 0, end = 0; first < pages.size(); first = end) {
     const int64_t piece = map.LocalIndex(pages[first].begin) / options_.piece_tokens;
     const int64_t limit = map.Token(virtual_shard, (piece + 1) * options_.piece_tokens);
     for (end = first + 1; end < pages.size() && pages[end].begin < limit;) ++end;
     const SoftmaxPartial target = first > 0 ? scratch.Partial(0, into) : into;
     MakeEmpty(target);
-    AttendArgs& args = scratch.args;
-    args.pages = pages.subspan(first, end - first);
-    args.announced = end < pages.size() ? &pages[end] : beyond;
+    args.pages = std::span<const PageView>(pages).subspan(first, end - first);
+    args.announced[0] = page_at(end);
+    args.announced[1] = page_at(end + 1);
     AttendPages(args, scratch.attend, target);
-    args.was_announced = args.prepared != nullptr && args.announced != nullptr;
+    args.was_announced = args.prepared != nullptr && args.announced[0] != nullptr;
     if (first > 0) Merge(into, target);
   }
+  std::rotate(scratch.ahead, scratch.ahead + 1, scratch.ahead + 3);
+  Load(task, scratch, 2);
   return true;
 }
 

@@ -51,7 +51,7 @@ class LocalAttention {
   int64_t Tiles(const LocalWork& work) const;
   void Attend(int layer, const Task& task);
   static void Fold(const Task& first);
-  static void Load(const Task& task, int from, Scratch& scratch);
+  static void Load(const Task& task, Scratch& scratch, int ahead);
   bool Node(const Task& task, Scratch& scratch, const Subtree& tree, const SoftmaxPartial& into);
   bool Shard(const Task& task, Scratch& scratch, int virtual_shard, const SoftmaxPartial& into);
 

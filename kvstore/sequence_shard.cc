@@ -25,6 +25,15 @@ absl::Status CheckShape(const KvShape& shape, const ShardMap& map) {
   return absl::OkStatus();
 }
 
+// The first lines of a table; a longer one is followed by the processor itself.
+template <class Entry>
+void FetchTable(const std::vector<Entry>& table) {
+  constexpr size_t kLine = 64, kMost = 4096;
+  const char* const begin = reinterpret_cast<const char*>(table.data());
+  const size_t bytes = std::min(kMost, table.size() * sizeof(Entry));
+  for (size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(begin + at);
+}
+
 absl::Status CheckTraits(const CodecTraits& traits, const KvShape& shape) {
   if (traits.prefix_tokens % shape.block_tokens != 0) {
     return absl::InvalidArgumentError(
@@ -244,8 +253,8 @@ void SequenceShardImpl::Pages(int layer, int head, int virtual_shard,
   if (run_index < 0 || run_index >= shards) return;
   const ShardBlocks& shard = source.shards[run_index];
   if (run_index + 1 < shards) {
-    __builtin_prefetch(source.shards[run_index + 1].blocks.data());
-    __builtin_prefetch(source.shards[run_index + 1].pages.data() + head);
+    FetchTable(source.shards[run_index + 1].blocks);
+    FetchTable(source.shards[run_index + 1].pages);
   }
   const int64_t step = map_.virtual_shards() * block_tokens();  // between blocks of a virtual shard
   PageView view;
