@@ -15,7 +15,7 @@ namespace {
 // decoded once for this many rows.
 constexpr int64_t kTileRows = 384;
 constexpr int kTasksPerThread =
-    4;  // so that the last task does not leave the other threads idle for long
+    8;  // so that the last task does not leave the other threads idle for long
 // Of queries: waking other threads takes longer than preparing so few.
 constexpr int64_t kFewFloats = 4096;
 
