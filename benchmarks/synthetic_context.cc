@@ -7,6 +7,7 @@
 
 #include "kvstore/shard_header.h"
 #include "kvstore/shard_io.h"
+#include "runtime/engine/sampler.h"
 
 namespace kvring {
 namespace {
@@ -81,11 +82,10 @@ absl::Status SyntheticContext::Step(const Slice& slice) {
   plan.slices = {slice};
   KVRING_ASSIGN_OR_RETURN(const StepResult result, executor_->Lead(plan));
   if (result.outputs.empty()) return absl::OkStatus();
-  std::vector<float> logits(config_.vocab);
+  logits_.resize(static_cast<size_t>(config_.vocab));
   KVRING_RETURN_IF_ERROR(
-      executor_->transformer().Logits(result.outputs[0].hidden, 1, logits.data()));
-  last_token_ =
-      static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+      executor_->transformer().Logits(result.outputs[0].hidden, 1, logits_.data()));
+  last_token_ = SampleToken(logits_, SamplingParams(), 0, shard(slice.sequence).length());
   return absl::OkStatus();
 }
 

@@ -55,6 +55,7 @@ class SyntheticContext {
   std::vector<float> gaussian_;  // a table that rows are cut from
   uint64_t next_row_ = 0, step_ = 0;
   int32_t last_token_ = 0;
+  std::vector<float> logits_;
 };
 
 }  // namespace kvring

@@ -12,15 +12,36 @@ namespace kvring {
 namespace {
 
 constexpr int64_t kFinishTokens = 128;  // tokens that one task of the last merge takes
+constexpr int64_t kFewTokens = 4;       // merging so few takes less than waking other threads
 
 // Queries [begin, begin + tokens) of a slice that travel in one round.
 struct Part {
   const AttentionSlice* slice = nullptr;
   int64_t begin = 0, tokens = 0;
   int64_t own_row = 0;  // row of this rank's q and out that its first own query of this part has
-  std::vector<int64_t> home_tokens;  // by rank: queries of the part at home there
+  size_t homes = 0;     // where its queries by home rank begin (homes_)
   const std::vector<std::vector<Subtree>>* subtrees = nullptr;  // by rank
 };
+
+// Maximal subtrees of a slice's layout, by rank.
+struct Layout {
+  int virtual_shards = 0, rho = 0;
+  std::vector<std::vector<Subtree>> subtrees;
+};
+
+// Rows [first, first + count) of one head's queries of a part.
+struct FinishTask {
+  size_t part;
+  int head;
+  int64_t first, count;
+};
+
+// Of one thread.
+struct FinishScratch {
+  std::vector<TreePart> tile;
+  std::vector<float> output;
+};
+thread_local FinishScratch t_finish;
 
 // Calls run(position, count, home) for every run of tokens of one block in [begin, end), ascending.
 template <typename Run>
@@ -75,23 +96,29 @@ class DistributedAttentionImpl : public DistributedAttention {
     deadline_ = deadline;
     const absl::Status status = RunSlices(slices);
     // The others wait for this rank in the next exchange at the latest: tell them.
-    if (!status.ok()) comm_->Abort(status);
+    if (status.ok()) return status;
+    comm_->Abort(status);
     return Annotate(status, absl::StrCat("attention of layer ", layer));
   }
 
  private:
-  using Round = std::vector<Part>;
+  using Round = std::span<const Part>;
   absl::Status RunSlices(std::span<const AttentionSlice> slices);
   absl::Status Check(std::span<const AttentionSlice> slices) const;
   void FindSubtrees(std::span<const AttentionSlice> slices);
-  std::vector<Round> MakeRounds(std::span<const AttentionSlice> slices, bool gathers) const;
+  void MakeRounds(std::span<const AttentionSlice> slices, bool gathers);
+  Round RoundAt(size_t r) const {
+    const size_t end = r + 1 < rounds_.size() ? rounds_[r + 1] : parts_.size();
+    return Round(parts_).subspan(rounds_[r], end - rounds_[r]);
+  }
+  int64_t HomeTokens(const Part& part, int rank) const { return homes_[part.homes + rank]; }
   int64_t FloatsPerToken(const std::vector<std::vector<Subtree>>& subtrees) const;
   absl::Status RunReplicated(const Round& round);
   absl::Status RunGather(const Round& round);
   absl::Status GatherQueries(const Round& round);
-  absl::Status ReturnPartials(const Round& round, const std::vector<LocalWork>& works);
+  absl::Status ReturnPartials(const Round& round);
   float* PackPartials(const Part& part, const LocalWork& work, int to, float* at) const;
-  std::vector<LocalWork> Attend(const Round& round, const float* q, bool sorted);
+  void Attend(const Round& round, const float* q, bool sorted);
   absl::Status FinishRound(const Round& round, const std::vector<int64_t>& tokens,
                            const float* partials);
   absl::Status FinishTile(const Part& part, int64_t tokens, std::span<const TreePart> parts,
@@ -111,7 +138,15 @@ class DistributedAttentionImpl : public DistributedAttention {
   const float* q_ = nullptr;
   float* out_ = nullptr;
   Deadline deadline_;
-  std::vector<std::vector<std::vector<Subtree>>> subtrees_;  // by slice, by rank
+  std::vector<Layout> layouts_;               // by slice
+  std::vector<Part> parts_;                   // round by round
+  std::vector<size_t> rounds_;                // the first part of each
+  std::vector<int64_t> homes_;                // queries of each part by home rank
+  std::vector<LocalWork> works_;              // of the round under way, by part
+  std::vector<int64_t> own_tokens_;           // own queries of the round under way, by part
+  std::vector<std::vector<TreePart>> trees_;  // by part
+  std::vector<FinishTask> tiles_;
+  std::vector<absl::Status> statuses_;
   // Reused between calls.
   std::vector<float> gathered_, sorted_, partials_, outgoing_, incoming_;
 };
@@ -137,10 +172,15 @@ absl::Status DistributedAttentionImpl::Check(std::span<const AttentionSlice> sli
 }
 
 void DistributedAttentionImpl::FindSubtrees(std::span<const AttentionSlice> slices) {
-  subtrees_.assign(slices.size(), {});
-  for (size_t s = 0; s < slices.size(); ++s)
+  if (layouts_.size() < slices.size()) layouts_.resize(slices.size());
+  for (size_t s = 0; s < slices.size(); ++s) {
+    const ShardMap& map = *slices[s].map;
+    Layout& layout = layouts_[s];
+    if (layout.virtual_shards == map.virtual_shards() && layout.rho == map.rho()) continue;
+    layout = {map.virtual_shards(), map.rho(), {}};
     for (int rank = 0; rank < comm_->size(); ++rank)
-      subtrees_[s].push_back(slices[s].map->Subtrees(slices[s].map->SlotOfRank(rank)));
+      layout.subtrees.push_back(map.Subtrees(map.SlotOfRank(rank)));
+  }
 }
 
 // Queries and partials that one more token of a round brings, at most, on any rank.
@@ -155,47 +195,49 @@ int64_t DistributedAttentionImpl::FloatsPerToken(
 }
 
 // A pure function of slices and maps, so that all ranks agree.
-std::vector<DistributedAttentionImpl::Round> DistributedAttentionImpl::MakeRounds(
-    std::span<const AttentionSlice> slices, bool gathers) const {
-  std::vector<Round> rounds;
+void DistributedAttentionImpl::MakeRounds(std::span<const AttentionSlice> slices, bool gathers) {
+  parts_.clear();
+  rounds_.clear();
+  homes_.clear();
   int64_t room = 0, own_row = 0;
   for (size_t s = 0; s < slices.size(); ++s) {
     const AttentionSlice& slice = slices[s];
-    const int64_t cost = FloatsPerToken(subtrees_[s]);
+    const int64_t cost = FloatsPerToken(layouts_[s].subtrees);
     const bool mine = Gathers(slice) == gathers;
     for (int64_t done = 0; done < slice.tokens;) {
       if (mine && room < cost) {
-        rounds.emplace_back();
+        rounds_.push_back(parts_.size());
         room = std::max<int64_t>(cost, options_.round_bytes / sizeof(float));
       }
-      Part part{&slice, slice.begin + done, slice.tokens - done, own_row, {}, &subtrees_[s]};
+      Part part{&slice,  slice.begin + done, slice.tokens - done,
+                own_row, homes_.size(),      &layouts_[s].subtrees};
       if (mine) part.tokens = std::min(part.tokens, room / cost);
-      part.home_tokens.assign(comm_->size(), 0);
+      homes_.resize(part.homes + static_cast<size_t>(comm_->size()), 0);
       ForEachRun(*slice.map, part.begin, part.begin + part.tokens,
-                 [&](int64_t, int64_t count, int home) { part.home_tokens[home] += count; });
-      own_row += Gathers(slice) ? part.home_tokens[comm_->rank()] : part.tokens;
+                 [&](int64_t, int64_t count, int home) { homes_[part.homes + home] += count; });
+      own_row += Gathers(slice) ? HomeTokens(part, comm_->rank()) : part.tokens;
       done += part.tokens;
       if (!mine) continue;
       room -= part.tokens * cost;
-      rounds.back().push_back(std::move(part));
+      parts_.push_back(part);
     }
   }
-  return rounds;
 }
 
 absl::Status DistributedAttentionImpl::RunSlices(std::span<const AttentionSlice> slices) {
   KVRING_RETURN_IF_ERROR(Check(slices));
   FindSubtrees(slices);
-  for (const Round& round : MakeRounds(slices, true)) KVRING_RETURN_IF_ERROR(RunGather(round));
-  for (const Round& round : MakeRounds(slices, false)) KVRING_RETURN_IF_ERROR(RunReplicated(round));
+  MakeRounds(slices, true);
+  for (size_t r = 0; r < rounds_.size(); ++r) KVRING_RETURN_IF_ERROR(RunGather(RoundAt(r)));
+  MakeRounds(slices, false);
+  for (size_t r = 0; r < rounds_.size(); ++r) KVRING_RETURN_IF_ERROR(RunReplicated(RoundAt(r)));
   return absl::OkStatus();
 }
 
-// This rank's partials of a round, in partials_, part by part. q: rows of the whole parts, one part after the other when
+// This rank's partials of a round, in partials_, part by part; works_ says where. q: rows of the whole parts, one part after the other when
 // `sorted`, else this rank's own rows as the caller gave them.
-std::vector<LocalWork> DistributedAttentionImpl::Attend(const Round& round, const float* q,
-                                                        bool sorted) {
-  std::vector<LocalWork> works;
+void DistributedAttentionImpl::Attend(const Round& round, const float* q, bool sorted) {
+  works_.clear();
   int64_t floats = 0, rows = 0;
   for (const Part& part : round)
     floats += Floats(part.tokens) * static_cast<int64_t>((*part.subtrees)[comm_->rank()].size());
@@ -203,36 +245,36 @@ std::vector<LocalWork> DistributedAttentionImpl::Attend(const Round& round, cons
   for (const Part& part : round) {
     const std::vector<Subtree>& own = (*part.subtrees)[comm_->rank()];
     const float* part_q = q + (sorted ? rows : part.own_row) * RowFloats();
-    works.push_back({part.slice, part.begin, part.tokens, part_q, own, at});
+    works_.push_back({part.slice, part.begin, part.tokens, part_q, own, at});
     at += Floats(part.tokens) * static_cast<int64_t>(own.size());
     rows += part.tokens;
   }
-  local_.Run(layer_, works);
-  return works;
+  local_.Run(layer_, works_);
 }
 
 absl::Status DistributedAttentionImpl::RunReplicated(const Round& round) {
   Attend(round, q_, false);
-  std::vector<int64_t> tokens, floats(comm_->size(), 0);
+  own_tokens_.clear();
+  for (const Part& part : round) own_tokens_.push_back(part.tokens);
+  if (comm_->size() == 1) return FinishRound(round, own_tokens_, partials_.data());
+  std::vector<int64_t> floats(comm_->size(), 0);
   for (const Part& part : round) {
-    tokens.push_back(part.tokens);
     for (int rank = 0; rank < comm_->size(); ++rank)
       floats[rank] += Floats(part.tokens) * static_cast<int64_t>((*part.subtrees)[rank].size());
   }
-  if (comm_->size() == 1) return FinishRound(round, tokens, partials_.data());
   KVRING_RETURN_IF_ERROR(comm_->AllGatherV(
       partials_.data(), floats[comm_->rank()] * static_cast<int64_t>(sizeof(float)),
       Room(incoming_, Sum(floats)), Bytes(floats), deadline_));
-  return FinishRound(round, tokens, incoming_.data());
+  return FinishRound(round, own_tokens_, incoming_.data());
 }
 
 absl::Status DistributedAttentionImpl::RunGather(const Round& round) {
   KVRING_RETURN_IF_ERROR(GatherQueries(round));
-  const std::vector<LocalWork> works = Attend(round, sorted_.data(), true);
-  KVRING_RETURN_IF_ERROR(ReturnPartials(round, works));
-  std::vector<int64_t> tokens;
-  for (const Part& part : round) tokens.push_back(part.home_tokens[comm_->rank()]);
-  return FinishRound(round, tokens, incoming_.data());
+  Attend(round, sorted_.data(), true);
+  KVRING_RETURN_IF_ERROR(ReturnPartials(round));
+  own_tokens_.clear();
+  for (const Part& part : round) own_tokens_.push_back(HomeTokens(part, comm_->rank()));
+  return FinishRound(round, own_tokens_, incoming_.data());
 }
 
 // Everybody's queries of the round, in sorted_, part by part in order of position.
@@ -240,10 +282,10 @@ absl::Status DistributedAttentionImpl::GatherQueries(const Round& round) {
   const int ranks = comm_->size(), rank = comm_->rank();
   std::vector<int64_t> floats(ranks, 0);
   for (const Part& part : round)
-    for (int r = 0; r < ranks; ++r) floats[r] += part.home_tokens[r] * RowFloats();
+    for (int r = 0; r < ranks; ++r) floats[r] += HomeTokens(part, r) * RowFloats();
   float* own = Room(outgoing_, floats[rank]);
   for (const Part& part : round)
-    own = std::copy_n(q_ + part.own_row * RowFloats(), part.home_tokens[rank] * RowFloats(), own);
+    own = std::copy_n(q_ + part.own_row * RowFloats(), HomeTokens(part, rank) * RowFloats(), own);
   KVRING_RETURN_IF_ERROR(comm_->AllGatherV(outgoing_.data(),
                                            floats[rank] * static_cast<int64_t>(sizeof(float)),
                                            Room(gathered_, Sum(floats)), Bytes(floats), deadline_));
@@ -265,7 +307,7 @@ absl::Status DistributedAttentionImpl::GatherQueries(const Round& round) {
 float* DistributedAttentionImpl::PackPartials(const Part& part, const LocalWork& work, int to,
                                               float* at) const {
   const int64_t group = options_.shape.group(), dv = options_.shape.dv;
-  const int64_t home = part.home_tokens[to];
+  const int64_t home = HomeTokens(part, to);
   for (size_t s = 0; s < work.subtrees.size(); ++s, at += Floats(home)) {
     const SoftmaxPartial all = PartialAt(work.out + s * Floats(part.tokens), Rows(part.tokens), dv);
     const SoftmaxPartial packed = PartialAt(at, Rows(home), dv);
@@ -287,21 +329,20 @@ float* DistributedAttentionImpl::PackPartials(const Part& part, const LocalWork&
 }
 
 // Partials of this rank's own queries from every rank, in incoming_: rank by rank, part by part.
-absl::Status DistributedAttentionImpl::ReturnPartials(const Round& round,
-                                                      const std::vector<LocalWork>& works) {
+absl::Status DistributedAttentionImpl::ReturnPartials(const Round& round) {
   const int ranks = comm_->size(), rank = comm_->rank();
   std::vector<int64_t> sends(ranks, 0), receives(ranks, 0);
   for (const Part& part : round) {
     for (int r = 0; r < ranks; ++r) {
       const auto own = static_cast<int64_t>((*part.subtrees)[rank].size());
       const auto theirs = static_cast<int64_t>((*part.subtrees)[r].size());
-      sends[r] += own * Floats(part.home_tokens[r]);
-      receives[r] += theirs * Floats(part.home_tokens[rank]);
+      sends[r] += own * Floats(HomeTokens(part, r));
+      receives[r] += theirs * Floats(HomeTokens(part, rank));
     }
   }
   float* at = Room(outgoing_, Sum(sends));
   for (int r = 0; r < ranks; ++r)
-    for (size_t p = 0; p < round.size(); ++p) at = PackPartials(round[p], works[p], r, at);
+    for (size_t p = 0; p < round.size(); ++p) at = PackPartials(round[p], works_[p], r, at);
   return comm_->AllToAllV(outgoing_.data(), Bytes(sends), Room(incoming_, Sum(receives)),
                           Bytes(receives), deadline_);
 }
@@ -311,35 +352,37 @@ absl::Status DistributedAttentionImpl::ReturnPartials(const Round& round,
 absl::Status DistributedAttentionImpl::FinishRound(const Round& round,
                                                    const std::vector<int64_t>& tokens,
                                                    const float* partials) {
-  std::vector<std::vector<TreePart>> trees(round.size());
+  if (trees_.size() < round.size()) trees_.resize(round.size());
+  for (std::vector<TreePart>& tree : trees_) tree.clear();
   float* at = const_cast<float*>(partials);
   for (int rank = 0; rank < comm_->size(); ++rank) {
     for (size_t p = 0; p < round.size(); ++p) {
       for (const Subtree& tree : (*round[p].subtrees)[rank]) {
-        trees[p].push_back({tree, PartialAt(at, Rows(tokens[p]), options_.shape.dv)});
+        trees_[p].push_back({tree, PartialAt(at, Rows(tokens[p]), options_.shape.dv)});
         at += Floats(tokens[p]);
       }
     }
   }
-  struct Tile {
-    size_t part;
-    int head;
-    int64_t first, count;
-  };
-  std::vector<Tile> tiles;
+  tiles_.clear();
   for (size_t p = 0; p < round.size(); ++p) {
-    std::sort(trees[p].begin(), trees[p].end(),
+    std::sort(trees_[p].begin(), trees_[p].end(),
               [](const TreePart& a, const TreePart& b) { return a.tree.first < b.tree.first; });
     for (int head = 0; head < options_.shape.kv_heads; ++head)
       for (int64_t first = 0; first < tokens[p]; first += kFinishTokens)
-        tiles.push_back({p, head, first, std::min(kFinishTokens, tokens[p] - first)});
+        tiles_.push_back({p, head, first, std::min(kFinishTokens, tokens[p] - first)});
   }
-  std::vector<absl::Status> statuses(tiles.size());
-  ParallelFor(static_cast<int64_t>(tiles.size()), [&](int64_t i) {
-    const auto [p, head, first, count] = tiles[i];
-    statuses[i] = FinishTile(round[p], tokens[p], trees[p], head, first, count);
-  });
-  for (const absl::Status& status : statuses) KVRING_RETURN_IF_ERROR(status);
+  statuses_.assign(tiles_.size(), absl::OkStatus());
+  const auto finish = [&](int64_t i) {
+    const auto [p, head, first, count] = tiles_[i];
+    statuses_[i] = FinishTile(round[p], tokens[p], trees_[p], head, first, count);
+  };
+  const int64_t n = static_cast<int64_t>(tiles_.size());
+  if (Sum(tokens) > kFewTokens) {
+    ParallelFor(n, finish);
+  } else {
+    for (int64_t i = 0; i < n; ++i) finish(i);
+  }
+  for (const absl::Status& status : statuses_) KVRING_RETURN_IF_ERROR(status);
   return absl::OkStatus();
 }
 
@@ -348,7 +391,8 @@ absl::Status DistributedAttentionImpl::FinishTile(const Part& part, int64_t toke
                                                   int64_t first, int64_t count) const {
   const KvShape& shape = options_.shape;
   const int64_t group = shape.group(), rows = count * group, row = (head * tokens + first) * group;
-  std::vector<TreePart> tile(parts.begin(), parts.end());
+  std::vector<TreePart>& tile = t_finish.tile;
+  tile.assign(parts.begin(), parts.end());
   for (TreePart& node : tile) {
     node.partial = node.partial.Slice(row, rows);
     if (const int64_t bad = FindNonFinite(node.partial); bad >= 0) {
@@ -359,7 +403,8 @@ absl::Status DistributedAttentionImpl::FinishTile(const Part& part, int64_t toke
   }
   const int level = std::countr_zero(static_cast<unsigned>(part.slice->map->virtual_shards()));
   const SoftmaxPartial merged = FoldTree(tile, {0, level});
-  std::vector<float> output(static_cast<size_t>(rows * shape.dv));
+  std::vector<float>& output = t_finish.output;
+  output.resize(static_cast<size_t>(rows * shape.dv));
   if (!Finalize(merged, output.data())) {
     int64_t bad = 0;
     while (Finalize(merged.Slice(bad, 1), output.data())) ++bad;

@@ -7,6 +7,7 @@
 // and never touches that order: rows are independent, and a subtree's partial is the same whoever computes its halves.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -38,16 +39,19 @@ class LocalAttention {
 
  private:
   struct Task;
+  struct PreparePart;
   struct Scratch;
   std::unique_ptr<Scratch> TakeScratch();
   void GiveScratch(std::unique_ptr<Scratch> scratch);
   void Prepare(int layer, std::span<const LocalWork> works);
-  std::vector<Task> Plan(std::span<const LocalWork> works);
-  void AddTile(const Task& whole, int64_t q_offset, int cut, std::vector<Task>& tasks) const;
-  void GiveRoom(std::vector<Task>& tasks);
+  void Plan(std::span<const LocalWork> works);
+  void AddTile(const Task& whole, int64_t q_offset, int cut);
+  void GiveRoom();
   int ChooseLevel(std::span<const LocalWork> works) const;
   int64_t Tiles(const LocalWork& work) const;
   void Attend(int layer, const Task& task);
+  static void Fold(const Task& first);
+  static void Load(const Task& task, Scratch& scratch, int ahead);
   bool Node(const Task& task, Scratch& scratch, const Subtree& tree, const SoftmaxPartial& into);
   bool Shard(const Task& task, Scratch& scratch, int virtual_shard, const SoftmaxPartial& into);
 
@@ -57,6 +61,10 @@ class LocalAttention {
       packed_q_;  // works one after the other, each [kv head][token][query of group][dk]
   std::vector<int64_t> q_offset_;  // of each work, floats
   std::vector<float> split_;       // partials of tasks below their rank's subtree
+  // Of the call under way; kept so that a step needs no memory.
+  std::vector<PreparePart> parts_;
+  std::vector<Task> tasks_;
+  std::vector<std::atomic<int>> left_;  // parts of a tile that are not there yet, by its first task
   std::mutex scratch_mutex_;
   std::vector<std::unique_ptr<Scratch>> idle_;
 };

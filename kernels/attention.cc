@@ -16,6 +16,17 @@ bool ReadsExact(const AttendArgs& args, const PageView& page, int64_t position) 
   return BlockIsExact(args.rule, traits, args.block_tokens, position, page.begin, args.chunk_begin);
 }
 
+// Rows of a page that is read next: they lie apart, so that no prefetcher of the processor's own follows.
+void FetchExactRows(const AttendArgs& args, const PageView& page) {
+  constexpr int kLine = 64 / static_cast<int>(sizeof(Half));
+  for (int64_t t = 0; t < page.tokens; ++t) {
+    const Half *k = page.exact_k + t * page.exact_k_stride,
+               *v = page.exact_v + t * page.exact_v_stride;
+    for (int i = 0; i < args.dk; i += kLine) __builtin_prefetch(k + i);
+    for (int i = 0; i < args.dv; i += kLine) __builtin_prefetch(v + i);
+  }
+}
+
 void AttendDecoded(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
                    AttendScratch& scratch, const SoftmaxPartial& partial) {
   const float* const q = args.packed_q == nullptr ? args.raw_q : args.packed_q;
@@ -35,6 +46,8 @@ void AttendPage(const AttendArgs& args, const PageView& page, AttendScratch& scr
   const int64_t rows = static_cast<int64_t>(args.positions.size());
   const auto* positions = args.positions.data();
   int64_t first = std::lower_bound(positions, positions + rows, page.begin) - positions;
+  const PageView* const after = PageAfter(args, page);
+  if (after != nullptr && after->exact_k != nullptr) FetchExactRows(args, *after);
   // Positions never fall, so rows that read the page alike are neighbours.
   while (first < rows) {
     const bool exact = ReadsExact(args, page, positions[first]);
@@ -57,7 +70,7 @@ void AttendPage(const AttendArgs& args, const PageView& page, AttendScratch& scr
 void AttendPages(const AttendArgs& all_args, AttendScratch& scratch,
                  const SoftmaxPartial& partial) {
   AttendArgs args = all_args;
-  scratch.packed.Forget();
+  args.was_announced ? scratch.packed.GoOn() : scratch.packed.Forget();
   if (args.form.math != AttentionMath::kTile && args.prepared == nullptr &&
       args.codec->PreparePacked(args, scratch.queries)) {
     args.prepared = &scratch.queries;

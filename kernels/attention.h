@@ -43,7 +43,20 @@ struct AttendArgs {
   AttentionForm form;
   // Not kTile: PreparePacked of these rows, made once for all pages of a step; null: AttendPages makes its own.
   const PackedQueries* prepared = nullptr;
+  // With `prepared`: the page that the next call by the same scratch begins with, for the same rows, and the one after it;
+  // null: not known. The first is fetched, and may be begun, before this call ends. That call says so.
+  const PageView* announced[2] = {};
+  bool was_announced = false;
 };
+
+// The page that is read after `page` of args.pages, in this call or the next one; null: not known.
+inline const PageView* PageAfter(const AttendArgs& args, const PageView& page) {
+  const PageView* const begin = args.pages.data();
+  const PageView* const end = begin + args.pages.size();
+  if (&page == args.announced[0]) return args.announced[1];
+  if (&page < begin || &page >= end) return nullptr;  // a view of its own, such as that of sinks
+  return &page + 1 < end ? &page + 1 : args.announced[0];
+}
 
 // Rotation angles of one block's positions.
 struct BlockAngles {

@@ -40,6 +40,8 @@ void AddInPlace(float* x, const float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] += y[i];
 }
 
+int64_t ArgMax(const float* x, int64_t n) { return ArgMaxSpan(x, n); }
+
 double LogSumExp(const float* x, int64_t n) {
   const double max = *std::max_element(x, x + n);
   double sum = 0;

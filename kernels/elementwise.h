@@ -15,6 +15,9 @@ void SwiGlu(const float* gate, const float* up, int64_t n, float* y);
 // x[i] += y[i]
 void AddInPlace(float* x, const float* y, int64_t n);
 
+// Index of the largest of n > 0 numbers, the lowest among equals; NaN is never it, but where all are.
+int64_t ArgMax(const float* x, int64_t n);
+
 // log(sum exp(x)) of one row in double: what losses and probabilities start from.
 double LogSumExp(const float* x, int64_t n);
 

@@ -70,7 +70,9 @@ struct PackedScratch {
   bool turned = false;
   std::vector<float> turned_o, turned_m;
 
-  // At the begin of a call: the addresses of the last one may hold other numbers now.
+  // At the begin of a call that the one before it announced.
+  void GoOn() { turned = false; }
+  // At the begin of any other: the addresses of the last one may hold other numbers now.
   void Forget() {
     ahead = nullptr;
     turned = false;

@@ -2,6 +2,7 @@
 #include "kernels/parallel.h"
 
 #include <omp.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -9,20 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "hwy/cache_control.h"
+
 namespace kvring {
 namespace {
 
 thread_local int t_threads = 0;  // 0: not set by this thread
 thread_local bool t_in_task = false;
 std::atomic<int> g_watch_microseconds{20};
-
-void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Returns when the word is no longer `old`.
 void WaitWhile(const std::atomic<uint32_t>& word, uint32_t old) {
@@ -33,7 +28,7 @@ void WaitWhile(const std::atomic<uint32_t>& word, uint32_t old) {
     do {
       for (int i = 0; i < 16; ++i) {
         if (word.load(std::memory_order_acquire) != old) return;
-        Pause();
+        hwy::Pause();
       }
     } while (Clock::now() < end);
   }
@@ -142,6 +137,18 @@ int Threads() {
 
 void SetWatchMicroseconds(int microseconds) {
   g_watch_microseconds.store(std::max(0, microseconds), std::memory_order_relaxed);
+}
+
+bool BindThread(std::span<const int> cores) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) {
+    if (core < 0 || core >= CPU_SETSIZE) return false;
+    CPU_SET(core, &set);
+  }
+  if (sched_setaffinity(0, sizeof(set), &set) != 0) return false;
+  t_workers.reset();  // new ones come where this thread is
+  return true;
 }
 
 namespace internal {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 namespace kvring {
 
@@ -19,6 +20,11 @@ int Threads();
 // How long waiting threads of this process watch before they sleep, in microseconds, about; 0: they sleep at once, which
 // is right when there are more threads than cores. Default 20: a sleep and a wake-up cost about half of that.
 void SetWatchMicroseconds(int microseconds);
+
+// This thread, the workers of its forks and other threads that it starts from now on run on these cores alone (numbers of
+// the operating system). Memory is placed by who touches it first, so a rank binds its thread before it takes any. False,
+// and nothing changes, when the system refuses; it does for an empty list.
+bool BindThread(std::span<const int> cores);
 
 namespace internal {
 void RunTasks(int64_t tasks, void (*run)(const void* task, int64_t i), const void* task);

@@ -25,6 +25,15 @@ absl::Status CheckShape(const KvShape& shape, const ShardMap& map) {
   return absl::OkStatus();
 }
 
+// The first lines of a table; a longer one is followed by the processor itself.
+template <class Entry>
+void FetchTable(const std::vector<Entry>& table) {
+  constexpr size_t kLine = 64, kMost = 4096;
+  const char* const begin = reinterpret_cast<const char*>(table.data());
+  const size_t bytes = std::min(kMost, table.size() * sizeof(Entry));
+  for (size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(begin + at);
+}
+
 absl::Status CheckTraits(const CodecTraits& traits, const KvShape& shape) {
   if (traits.prefix_tokens % shape.block_tokens != 0) {
     return absl::InvalidArgumentError(
@@ -138,9 +147,8 @@ void SequenceShardImpl::Count(int layer, const KvCounters& counted) {
   }
 }
 
-void SequenceShardImpl::ReleasePages(Block& block) {
-  for (PageRef& page : block.pages) ReleasePage(page);
-  block.pages.clear();
+void SequenceShardImpl::ReleasePages(Block& block, PageRef* pages) {
+  for (int head = 0; head < shape_.kv_heads; ++head) ReleasePage(pages[head]);
   block.encoded = 0;
 }
 
@@ -152,10 +160,9 @@ absl::Status SequenceShardImpl::MakeUnique(PageRef& slot) {
   return absl::OkStatus();
 }
 
-absl::Status SequenceShardImpl::EnsurePages(int layer, Block& block) {
-  block.pages.resize(shape_.kv_heads);
+absl::Status SequenceShardImpl::EnsurePages(int layer, PageRef* pages) {
   for (int head = 0; head < shape_.kv_heads; ++head) {
-    PageRef& page = block.pages[head];
+    PageRef& page = pages[head];
     KVRING_RETURN_IF_ERROR(page ? MakeUnique(page)
                                 : AllocatePage(codec_->PageSize(layer, head).total(), page));
   }
@@ -237,37 +244,50 @@ absl::Status SequenceShardImpl::SetState(std::span<const uint8_t> halves) {
   return absl::OkStatus();
 }
 
+// The tables of the virtual shard behind this one are asked for: it is the one that attention reads next.
 void SequenceShardImpl::Pages(int layer, int head, int virtual_shard,
                               std::vector<PageView>& pages) const {
   const Layer& source = layers_[layer];
   const int run_index = virtual_shard - first_shard_;
-  if (run_index < 0 || run_index >= static_cast<int>(source.shards.size())) return;
-  const std::vector<Block>& blocks = source.shards[run_index].blocks;
-  for (size_t cycle = 0; cycle < blocks.size(); ++cycle) {
-    const Block& block = blocks[cycle];
-    if (block.tokens == 0) continue;
-    PageView view;
-    view.begin = map_.Token(virtual_shard, static_cast<int64_t>(cycle) * block_tokens());
-    view.tokens = block.tokens;
-    if (!block.pages.empty() && block.encoded == block.tokens) {
-      view.packed = block.pages[head].data();
-      view.shared = block.pages[0].data();
-    }
-    if (block.exact && block.exact_first == 0) {
-      view.exact_k = Halves(block.exact) + head * shape_.dk;
-      view.exact_v = ExactV(block.exact) + head * shape_.dv;
-      view.exact_k_stride = KeyRow();
-      view.exact_v_stride = ValueRow();
-    }
-    if (view.begin == 0 && source.sinks) {
-      view.sinks = std::min(traits_.sink_tokens, block.tokens);
-      view.sink_k = Halves(source.sinks) + head * shape_.dk;
-      view.sink_v = SinkV(source.sinks) + head * shape_.dv;
-      view.sink_k_stride = KeyRow();
-      view.sink_v_stride = ValueRow();
-    }
-    pages.push_back(view);
+  const int shards = static_cast<int>(source.shards.size());
+  if (run_index < 0 || run_index >= shards) return;
+  const ShardBlocks& shard = source.shards[run_index];
+  if (run_index + 1 < shards) {
+    FetchTable(source.shards[run_index + 1].blocks);
+    FetchTable(source.shards[run_index + 1].pages);
   }
+  const int64_t step = map_.virtual_shards() * block_tokens();  // between blocks of a virtual shard
+  PageView view;
+  view.begin = map_.Token(virtual_shard, 0);
+  const size_t cycles = shard.blocks.size();
+  pages.reserve(pages.size() + cycles);
+  for (size_t cycle = 0; cycle < cycles; ++cycle, view.begin += step) {
+    const Block& block = shard.blocks[cycle];
+    if (block.tokens == 0) continue;
+    view.tokens = block.tokens;
+    const PageRef* const heads = PagesOf(shard, cycle);
+    const bool packed = block.encoded == block.tokens;
+    view.packed = packed ? heads[head].data() : nullptr;
+    view.shared = packed ? heads[0].data() : nullptr;
+    pages.push_back(view);
+    if (block.exact && block.exact_first == 0) ShowExact(block, head, pages.back());
+    if (view.begin == 0 && source.sinks) ShowSinks(source, head, pages.back());
+  }
+}
+
+void SequenceShardImpl::ShowExact(const Block& block, int head, PageView& view) const {
+  view.exact_k = Halves(block.exact) + head * shape_.dk;
+  view.exact_v = ExactV(block.exact) + head * shape_.dv;
+  view.exact_k_stride = KeyRow();
+  view.exact_v_stride = ValueRow();
+}
+
+void SequenceShardImpl::ShowSinks(const Layer& layer, int head, PageView& view) const {
+  view.sinks = std::min(traits_.sink_tokens, view.tokens);
+  view.sink_k = Halves(layer.sinks) + head * shape_.dk;
+  view.sink_v = SinkV(layer.sinks) + head * shape_.dv;
+  view.sink_k_stride = KeyRow();
+  view.sink_v_stride = ValueRow();
 }
 
 }  // namespace kvring

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/convert.h"
 #include "kernels/parallel.h"
 #include "kvstore/shard_impl.h"
 
@@ -15,10 +16,24 @@ constexpr float kLargest = 0x1p100f;
 // Angles are kept for the other layers when a step has at most this many tokens here; more are formed block by block.
 constexpr int64_t kCachedAngles = 8192;
 
+// Numbers whose size is not at most `limit`, NaN among them; a loop that compilers make vectors of.
+int64_t CountNotBelow(const float* x, int64_t n, float limit) {
+  int64_t count = 0;
+  for (int64_t first = 0; first < n; first += 1 << 20) {
+    int32_t some = 0;
+    const int64_t end = std::min(n, first + (1 << 20));
+    for (int64_t i = first; i < end; ++i) some += std::fabs(x[i]) <= limit ? 0 : 1;
+    count += some;
+  }
+  return count;
+}
+
 absl::Status CheckFinite(const char* what, int layer, std::span<const int64_t> positions, int heads,
                          int size, const float* x) {
   const int64_t row = static_cast<int64_t>(heads) * size;
-  for (int64_t i = 0; i < static_cast<int64_t>(positions.size()) * row; ++i) {
+  const int64_t n = static_cast<int64_t>(positions.size()) * row;
+  if (CountNotBelow(x, n, kLargest) == 0) return absl::OkStatus();
+  for (int64_t i = 0; i < n; ++i) {
     if (std::fabs(x[i]) <= kLargest) continue;  // false for NaN
     return absl::InvalidArgumentError(absl::StrCat(what, " of layer ", layer, ", head ",
                                                    i % row / size, ", token ", positions[i / row],
@@ -27,14 +42,18 @@ absl::Status CheckFinite(const char* what, int layer, std::span<const int64_t> p
   return absl::OkStatus();
 }
 
-Half ToHalf(float x, int64_t& clamped) {
-  clamped += std::fabs(x) > 65504.0f;
-  return FloatToHalfSaturated(x);
+// Numbers are finite here (CheckFinite).
+void ToHalves(const float* from, int64_t n, Half* to, int64_t& clamped) {
+  FloatToHalfSaturated(from, n, to);
+  clamped += CountNotBelow(from, n, 65504.0f);
 }
 
-void ToHalves(const float* from, int64_t n, Half* to, int64_t& clamped) {
-  for (int64_t i = 0; i < n; ++i) to[i] = ToHalf(from[i], clamped);
-}
+// Rows of the piece that this thread stores.
+struct RowScratch {
+  std::vector<float> k, v, angles;
+  std::vector<uint8_t*> pages;
+};
+thread_local RowScratch t_rows;
 
 }  // namespace
 
@@ -45,12 +64,12 @@ absl::Status SequenceShardImpl::Append(int layer, const AppendRows& rows) {
         absl::StrCat("layer ", layer, " of ", shape_.layers, " layers"));
   }
   KVRING_RETURN_IF_ERROR(CheckRows(layer, rows));
-  KVRING_ASSIGN_OR_RETURN(std::vector<Piece> pieces, CutPieces(layer, rows));
-  KVRING_RETURN_IF_ERROR(ReserveSlots(layer, pieces));
+  KVRING_RETURN_IF_ERROR(CutPieces(layer, rows, pieces_));
+  KVRING_RETURN_IF_ERROR(ReserveSlots(layer, pieces_));
   FillAngles(layer, rows);
-  ParallelFor(static_cast<int64_t>(pieces.size()),
-              [&](int64_t i) { StorePiece(layer, rows, pieces[i]); });
-  for (const Piece& piece : pieces) {
+  ParallelFor(static_cast<int64_t>(pieces_.size()),
+              [&](int64_t i) { StorePiece(layer, rows, pieces_[i]); });
+  for (const Piece& piece : pieces_) {
     Count(layer, piece.counted);
     if (piece.error) {
       return absl::InternalError(absl::StrCat("codec ", traits_.id, ", layer ", layer, ", block ",
@@ -81,9 +100,9 @@ absl::Status SequenceShardImpl::CheckRows(int layer, const AppendRows& rows) con
 }
 
 // Tokens of this rank come one after the other, without gaps: a token's predecessors here are counted, not searched.
-absl::StatusOr<std::vector<SequenceShardImpl::Piece>> SequenceShardImpl::CutPieces(
-    int layer, const AppendRows& rows) {
-  std::vector<Piece> pieces;
+absl::Status SequenceShardImpl::CutPieces(int layer, const AppendRows& rows,
+                                          std::vector<Piece>& pieces) const {
+  pieces.clear();
   int64_t expected = layers_[layer].tokens;
   const int64_t n = static_cast<int64_t>(rows.positions.size());
   for (int64_t row = 0; row < n;) {
@@ -103,7 +122,7 @@ absl::StatusOr<std::vector<SequenceShardImpl::Piece>> SequenceShardImpl::CutPiec
     row += piece.count;
     expected += piece.count;
   }
-  return pieces;
+  return absl::OkStatus();
 }
 
 absl::Status SequenceShardImpl::EnsureOwn(int64_t bytes, PageRef& slot,
@@ -118,18 +137,15 @@ absl::Status SequenceShardImpl::ReserveSlots(int layer, std::vector<Piece>& piec
   // Tables first: they move, and pieces point into them.
   for (const Piece& piece : pieces) {
     const int run_index = map_.Shard(piece.block * block_tokens()) - first_shard_;
-    std::vector<Block>& blocks = layers_[layer].shards[run_index].blocks;
+    ShardBlocks& shard = layers_[layer].shards[run_index];
     const size_t cycle = piece.block / map_.virtual_shards();
-    if (blocks.size() <= cycle) blocks.resize(cycle + 1);
+    if (shard.blocks.size() <= cycle) ResizeTables(shard, cycle + 1);
   }
-  std::vector<PageRef*> made;
+  made_.clear();
   for (Piece& piece : pieces) {
-    const absl::Status status = ReservePiece(layer, piece, made);
+    const absl::Status status = ReservePiece(layer, piece, made_);
     if (status.ok()) continue;
-    for (PageRef* slot : made) traits_.lossless ? ReleasePage(*slot) : Release(*slot);
-    for (Piece& undone : pieces) {
-      if (undone.target != nullptr && undone.target->tokens == 0) undone.target->pages.clear();
-    }
+    for (PageRef* slot : made_) traits_.lossless ? ReleasePage(*slot) : Release(*slot);
     return Annotate(status, absl::StrCat("layer ", layer, ", block ", piece.block));
   }
   return absl::OkStatus();
@@ -138,15 +154,16 @@ absl::Status SequenceShardImpl::ReserveSlots(int layer, std::vector<Piece>& piec
 absl::Status SequenceShardImpl::ReservePiece(int layer, Piece& piece, std::vector<PageRef*>& made) {
   Layer& target = layers_[layer];
   const int run_index = map_.Shard(piece.block * block_tokens()) - first_shard_;
-  piece.target = &target.shards[run_index].blocks[piece.block / map_.virtual_shards()];
+  const size_t cycle = static_cast<size_t>(piece.block / map_.virtual_shards());
+  piece.target = &target.shards[run_index].blocks[cycle];
+  piece.pages = PagesOf(target.shards[run_index], cycle);
   Block& block = *piece.target;
   if (traits_.lossless) {
-    block.pages.resize(shape_.kv_heads);
     for (int head = 0; head < shape_.kv_heads; ++head) {
-      const bool there = static_cast<bool>(block.pages[head]);
+      const bool there = static_cast<bool>(piece.pages[head]);
       const int64_t bytes = codec_->PageSize(layer, head).total();
-      KVRING_RETURN_IF_ERROR(EnsureOwn(bytes, block.pages[head], made));
-      if (!there) page_bytes_ += block.pages[head].bytes();
+      KVRING_RETURN_IF_ERROR(EnsureOwn(bytes, piece.pages[head], made));
+      if (!there) page_bytes_ += piece.pages[head].bytes();
     }
     return absl::OkStatus();
   }
@@ -180,11 +197,12 @@ void SequenceShardImpl::FillAngles(int layer, const AppendRows& rows) {
 void SequenceShardImpl::StorePiece(int layer, const AppendRows& rows, Piece& piece) {
   const float* const k_rows = rows.k + piece.row * KeyRow();
   const float* const v_rows = rows.v + piece.row * ValueRow();
-  std::vector<float> k(k_rows, k_rows + piece.count * KeyRow());
-  std::vector<float> v(v_rows, v_rows + piece.count * ValueRow());
+  std::vector<float>&k = t_rows.k, &v = t_rows.v, &own = t_rows.angles;
+  k.assign(k_rows, k_rows + piece.count * KeyRow());
+  v.assign(v_rows, v_rows + piece.count * ValueRow());
   if (traits_.key_domain == KeyDomain::kPostRope) {
     const RopeTable& table = *rope_[layer];
-    std::vector<float> own(table.planes() * 2);
+    own.resize(table.planes() * 2);
     for (int64_t i = 0; i < piece.count; ++i) {
       const float* angles = angles_.data() + (piece.row + i) * table.planes() * 2;
       if (angles_table_ == nullptr) {
@@ -219,8 +237,9 @@ void SequenceShardImpl::StoreExact(Layer& layer, const float* k, const float* v,
 }
 
 Error SequenceShardImpl::EncodeLossless(int layer, const float* k, const float* v, Piece& piece) {
-  std::vector<uint8_t*> pages;
-  for (const PageRef& page : piece.target->pages) pages.push_back(page.data());
+  std::vector<uint8_t*>& pages = t_rows.pages;
+  pages.clear();
+  for (int head = 0; head < shape_.kv_heads; ++head) pages.push_back(piece.pages[head].data());
   EncodeArgs args;
   args.layer = layer;
   args.block_begin = piece.block * block_tokens();
@@ -256,9 +275,9 @@ void SequenceShardImpl::ObserveRows(int layer, int64_t block, int first, int cou
   const Block& rows = target.shards[run_index].blocks[block / map_.virtual_shards()];
   const Half* const exact_v = ExactV(rows.exact) + first * ValueRow();
   std::vector<float> k(count * KeyRow()), q(count * QueryRow()), v(count * ValueRow());
-  std::transform(exact_v, exact_v + v.size(), v.begin(), HalfToFloat);
-  std::transform(stats_k, stats_k + k.size(), k.begin(), HalfToFloat);
-  std::transform(stats_q, stats_q + q.size(), q.begin(), HalfToFloat);
+  HalfToFloat(exact_v, static_cast<int64_t>(v.size()), v.data());
+  HalfToFloat(stats_k, static_cast<int64_t>(k.size()), k.data());
+  HalfToFloat(stats_q, static_cast<int64_t>(q.size()), q.data());
   ObserveArgs args;
   args.layer = layer;
   args.begin = block * block_tokens() + first;

@@ -72,14 +72,16 @@ absl::Status SequenceShardImpl::CutLayer(int layer, int64_t length) {
       const int tokens =
           static_cast<int>(std::clamp<int64_t>(length - index * block_tokens(), 0, block.tokens));
       const bool encoded = tokens < block.tokens && block.encoded > 0;
-      CutBlock(block, tokens);
+      PageRef* const pages = PagesOf(shard, cycle);
+      CutBlock(block, pages, tokens);
       target.tokens += tokens;
       if (!encoded || tokens == 0 || block.encoded > 0 || traits_.page_scoped()) continue;
       const int first = index == 0 ? std::min(traits_.sink_tokens, tokens) : 0;
-      again.push_back({index, &block, first, tokens - first});
+      again.push_back({index, &block, pages, first, tokens - first});
     }
     const int64_t cycles = CeilDiv(CeilDiv(length, block_tokens()), map_.virtual_shards());
-    if (static_cast<int64_t>(shard.blocks.size()) > cycles) shard.blocks.resize(cycles);
+    if (static_cast<int64_t>(shard.blocks.size()) > cycles)
+      ResizeTables(shard, static_cast<size_t>(cycles));
     // The last cycle may hold a block that is open now; earlier ones are as they were.
     shard.first_open = std::min(shard.first_open, std::max<int64_t>(0, cycles - 1));
     shard.first_exact = std::min(shard.first_exact, std::max<int64_t>(0, cycles - 1));
@@ -92,11 +94,11 @@ absl::Status SequenceShardImpl::CutLayer(int layer, int64_t length) {
 
 // Pages of a block that loses tokens: gone when they have page-wide parameters, or when the exact rows are there to make
 // them anew (so that they equal those of a sequence that never was longer); else slots beyond the cut stay as they are.
-void SequenceShardImpl::CutBlock(Block& block, int tokens) {
+void SequenceShardImpl::CutBlock(Block& block, PageRef* pages, int tokens) {
   if (tokens == block.tokens) return;
   const bool whole_rows = block.exact && block.exact_first == 0;
   block.tokens = tokens;
-  if (tokens == 0 || traits_.page_scoped() || whole_rows) ReleasePages(block);
+  if (tokens == 0 || traits_.page_scoped() || whole_rows) ReleasePages(block, pages);
   block.encoded = std::min(block.encoded, tokens);
   if (block.exact && tokens <= block.exact_first) Release(block.exact);
 }
@@ -121,7 +123,8 @@ void SequenceShardImpl::Unfreeze(Layer& layer) {
   layer.state = nullptr;
   bytes_ -= sizes_.state;
   for (ShardBlocks& shard : layer.shards) {
-    for (Block& block : shard.blocks) ReleasePages(block);
+    for (size_t cycle = 0; cycle < shard.blocks.size(); ++cycle)
+      ReleasePages(shard.blocks[cycle], PagesOf(shard, cycle));
     shard.first_open = 0;
   }
 }

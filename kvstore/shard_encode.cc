@@ -2,6 +2,7 @@
 // Exact rows to pages, and exact rows dropped when no later query reads them.
 #include <algorithm>
 
+#include "kernels/convert.h"
 #include "kernels/parallel.h"
 #include "kvstore/shard_impl.h"
 
@@ -11,10 +12,10 @@ absl::Status SequenceShardImpl::EncodeReady(int layer, int64_t length) {
   SetLength(length);
   Layer& target = layers_[layer];
   if (traits_.lossless || !Ready(target)) return absl::OkStatus();
-  std::vector<EncodeTask> tasks;
-  CollectReady(target, tasks);
-  KVRING_RETURN_IF_ERROR(RunTasks(layer, tasks));
-  for (const EncodeTask& task : tasks) Count(layer, task.counted);
+  tasks_.clear();
+  CollectReady(target, tasks_);
+  KVRING_RETURN_IF_ERROR(RunTasks(layer, tasks_));
+  for (const EncodeTask& task : tasks_) Count(layer, task.counted);
   for (ShardBlocks& shard : target.shards) {
     const std::vector<Block>& blocks = shard.blocks;
     while (shard.first_open < static_cast<int64_t>(blocks.size()) &&
@@ -35,6 +36,7 @@ void SequenceShardImpl::CollectReady(Layer& layer, std::vector<EncodeTask>& task
       EncodeTask task;
       task.block = BlockIndex(static_cast<int>(run_index), static_cast<int64_t>(cycle));
       task.target = &block;
+      task.pages = PagesOf(shard, cycle);
       task.first = block.encoded;
       if (task.block == 0 && !traits_.page_scoped()) {
         task.first = std::max(task.first, std::min(traits_.sink_tokens, block.tokens));
@@ -47,8 +49,9 @@ void SequenceShardImpl::CollectReady(Layer& layer, std::vector<EncodeTask>& task
 
 absl::Status SequenceShardImpl::RunTasks(int layer, std::vector<EncodeTask>& tasks) {
   for (const EncodeTask& task : tasks) {
-    KVRING_RETURN_IF_ERROR(Annotate(EnsurePages(layer, *task.target),
-                                    absl::StrCat("layer ", layer, ", block ", task.block)));
+    const absl::Status ensured = EnsurePages(layer, task.pages);
+    if (!ensured.ok())
+      return Annotate(ensured, absl::StrCat("layer ", layer, ", block ", task.block));
   }
   if (traits_.growing_page) KVRING_RETURN_IF_ERROR(GrowPages(layer, tasks));
   ParallelFor(static_cast<int64_t>(tasks.size()), [&](int64_t i) { RunTask(layer, tasks[i]); });
@@ -66,13 +69,13 @@ absl::Status SequenceShardImpl::RunTasks(int layer, std::vector<EncodeTask>& tas
 absl::Status SequenceShardImpl::GrowPages(int layer, std::vector<EncodeTask>& tasks) {
   ParallelFor(static_cast<int64_t>(tasks.size()), [&](int64_t i) {
     if (tasks[i].count == 0) return;
-    TaskArgs of;
+    thread_local TaskArgs of;
     ArgsOf(layer, tasks[i], of);
     tasks[i].shared_bytes = codec_->SharedPageBytes(of.args);
   });
   for (const EncodeTask& task : tasks) {
     KVRING_RETURN_IF_ERROR(
-        Annotate(GrowPage(task.shared_bytes, task.target->pages[0]),
+        Annotate(GrowPage(task.shared_bytes, task.pages[0]),
                  absl::StrCat("layer ", layer, ", block ", task.block, ", a page that grows")));
   }
   return absl::OkStatus();
@@ -83,9 +86,10 @@ void SequenceShardImpl::ArgsOf(int layer, EncodeTask& task, TaskArgs& to) const 
   const Half* const exact_v = ExactV(task.target->exact) + task.first * ValueRow();
   to.k.resize(task.count * KeyRow());
   to.v.resize(task.count * ValueRow());
-  std::transform(exact_k, exact_k + to.k.size(), to.k.begin(), HalfToFloat);
-  std::transform(exact_v, exact_v + to.v.size(), to.v.begin(), HalfToFloat);
-  for (const PageRef& page : task.target->pages) to.pages.push_back(page.data());
+  HalfToFloat(exact_k, task.count * KeyRow(), to.k.data());
+  HalfToFloat(exact_v, task.count * ValueRow(), to.v.data());
+  to.pages.clear();
+  for (int head = 0; head < shape_.kv_heads; ++head) to.pages.push_back(task.pages[head].data());
   EncodeArgs& args = to.args;
   args.layer = layer;
   args.block_begin = task.block * block_tokens();
@@ -101,7 +105,7 @@ void SequenceShardImpl::ArgsOf(int layer, EncodeTask& task, TaskArgs& to) const 
 
 void SequenceShardImpl::RunTask(int layer, EncodeTask& task) const {
   if (task.count == 0) return;
-  TaskArgs of;
+  thread_local TaskArgs of;
   ArgsOf(layer, task, of);
   task.error = codec_->Encode(of.args);
 }

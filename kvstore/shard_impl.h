@@ -64,12 +64,13 @@ class SequenceShardImpl final : public SequenceShard {
     int exact_first =
         0;  // first slot whose exact row exists; above 0 in a block that goes on after its cell closed
     PageRef exact;
-    std::vector<PageRef> pages;  // [kv_heads], empty before the block is encoded
   };
+  // Pages lie beside the blocks, all of a virtual shard in one row: attention walks through them once a head and step.
   struct ShardBlocks {  // of one virtual shard, by cycle
     std::vector<Block> blocks;
-    int64_t first_open = 0;   // earlier blocks are full and encoded
-    int64_t first_exact = 0;  // earlier blocks are full and have no exact rows
+    std::vector<PageRef> pages;  // [cycle][kv_heads]; null before the block is encoded
+    int64_t first_open = 0;      // earlier blocks are full and encoded
+    int64_t first_exact = 0;     // earlier blocks are full and have no exact rows
   };
   struct Layer {
     std::vector<ShardBlocks> shards;  // by virtual shard, from FirstShard(slot) on
@@ -87,6 +88,7 @@ class SequenceShardImpl final : public SequenceShard {
     int64_t block = 0;           // of the sequence
     int first = 0;               // slot of the first row
     Block* target = nullptr;
+    PageRef* pages = nullptr;  // [kv_heads]
     KvCounters counted = {};
     Error error = {};
   };
@@ -94,12 +96,13 @@ class SequenceShardImpl final : public SequenceShard {
   struct EncodeTask {
     int64_t block = 0;
     Block* target = nullptr;
+    PageRef* pages = nullptr;  // [kv_heads]
     int first = 0, count = 0;
     int64_t shared_bytes = 0;  // what the page of head 0 must have
     KvCounters counted = {};
     Error error = {};
   };
-  // What the codec is told about a task; args point into the rest.
+  // What the codec is told about a task; args point into the rest. Of the thread that runs it.
   struct TaskArgs {
     std::vector<float> k, v;
     std::vector<uint8_t*> pages;
@@ -119,6 +122,15 @@ class SequenceShardImpl final : public SequenceShard {
   int64_t BlockIndex(int run_index, int64_t cycle) const {
     return map_.Token(first_shard_ + run_index, cycle * block_tokens()) / block_tokens();
   }
+  // Tables of a virtual shard with room for `cycles` blocks; pointers into them end here.
+  void ResizeTables(ShardBlocks& shard, size_t cycles) const {
+    shard.blocks.resize(cycles);
+    shard.pages.resize(cycles * static_cast<size_t>(shape_.kv_heads));
+  }
+  template <class Shard>
+  auto* PagesOf(Shard& shard, size_t cycle) const {
+    return shard.pages.data() + cycle * static_cast<size_t>(shape_.kv_heads);
+  }
   // Parts of slots.
   static Half* Halves(const PageRef& slot) { return reinterpret_cast<Half*>(slot.data()); }
   Half* ExactV(const PageRef& exact) const { return Halves(exact) + block_tokens() * KeyRow(); }
@@ -126,6 +138,8 @@ class SequenceShardImpl final : public SequenceShard {
   Half* StatsQ(const PageRef& stats) const { return Halves(stats) + block_tokens() * KeyRow(); }
 
   void Count(int layer, const KvCounters& counted);
+  void ShowExact(const Block& block, int head, PageView& view) const;
+  void ShowSinks(const Layer& layer, int head, PageView& view) const;
 
   // Slots, counted in bytes_; those of pages in page_bytes_ too.
   absl::Status Allocate(int64_t bytes, PageRef& slot);
@@ -133,14 +147,14 @@ class SequenceShardImpl final : public SequenceShard {
   absl::Status AllocatePage(int64_t bytes, PageRef& page);
   void ReleasePage(PageRef& page);
   absl::Status GrowPage(int64_t bytes, PageRef& page);
-  void ReleasePages(Block& block);
+  void ReleasePages(Block& block, PageRef* pages);
   absl::Status MakeUnique(PageRef& slot);  // a copy of its own when it is shared
   absl::Status EnsureOwn(int64_t bytes, PageRef& slot, std::vector<PageRef*>& made);
-  absl::Status EnsurePages(int layer, Block& block);
+  absl::Status EnsurePages(int layer, PageRef* pages);
 
   // Append.
   absl::Status CheckRows(int layer, const AppendRows& rows) const;
-  absl::StatusOr<std::vector<Piece>> CutPieces(int layer, const AppendRows& rows);
+  absl::Status CutPieces(int layer, const AppendRows& rows, std::vector<Piece>& pieces) const;
   absl::Status ReserveSlots(int layer, std::vector<Piece>& pieces);
   absl::Status ReservePiece(int layer, Piece& piece, std::vector<PageRef*>& made);
   void FillAngles(int layer, const AppendRows& rows);
@@ -164,7 +178,7 @@ class SequenceShardImpl final : public SequenceShard {
   absl::Status CheckCut(int64_t length) const;
   absl::Status Cut(int64_t length);
   absl::Status CutLayer(int layer, int64_t length);
-  void CutBlock(Block& block, int tokens);
+  void CutBlock(Block& block, PageRef* pages, int tokens);
   void CutStatistics(int layer, int64_t length);
   void Unfreeze(Layer& layer);
 
@@ -187,6 +201,11 @@ class SequenceShardImpl final : public SequenceShard {
   const RopeTable* angles_table_ = nullptr;
   std::vector<int64_t> angles_positions_;
   std::vector<float> angles_;  // [n][planes][2]
+
+  // Of the call under way; kept so that a step needs no memory.
+  std::vector<Piece> pieces_;
+  std::vector<EncodeTask> tasks_;
+  std::vector<PageRef*> made_;
 };
 
 }  // namespace kvring

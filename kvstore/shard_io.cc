@@ -75,12 +75,13 @@ class ShardWriter {
   std::vector<uint8_t> Payload(int run_index) const {
     std::vector<uint8_t> out;
     for (const auto& layer : s_.layers_) {
-      const auto& blocks = layer.shards[run_index].blocks;
+      const auto& shard = layer.shards[run_index];
+      const auto& blocks = shard.blocks;
       for (size_t cycle = 0; cycle < blocks.size(); ++cycle) {
         if (blocks[cycle].tokens == 0) continue;
         const int layer_index = static_cast<int>(&layer - s_.layers_.data());
         const int64_t index = s_.BlockIndex(run_index, static_cast<int64_t>(cycle));
-        WriteBlock(layer_index, index, blocks[cycle], out);
+        WriteBlock(layer_index, index, blocks[cycle], s_.PagesOf(shard, cycle), out);
       }
     }
     return out;
@@ -99,13 +100,13 @@ class ShardWriter {
 
  private:
   void WriteBlock(int layer_index, int64_t index, const SequenceShardImpl::Block& block,
-                  std::vector<uint8_t>& out) const {
+                  const PageRef* pages, std::vector<uint8_t>& out) const {
     const auto& layer = s_.layers_[layer_index];
     const bool stats = index < s_.prefix_blocks() && layer.stats[index];
     const bool sinks = index == 0 && layer.sinks;
     BlockHead head{static_cast<uint32_t>(block.tokens), static_cast<uint32_t>(block.encoded),
                    static_cast<uint32_t>(block.exact ? block.exact_first : 0),
-                   (block.exact ? kExactRows : 0u) | (block.pages.empty() ? 0u : kPages) |
+                   (block.exact ? kExactRows : 0u) | (pages[0] ? kPages : 0u) |
                        (stats ? kStatistics : 0u) | (sinks ? kSinks : 0u)};
     AppendBytes(out, &head, sizeof(head));
     if (block.exact) {
@@ -115,9 +116,8 @@ class ShardWriter {
       WriteRows(s_.ExactV(block.exact) + block.exact_first * s_.ValueRow(), rows * s_.ValueRow(),
                 out);
     }
-    for (size_t h = 0; h < block.pages.size(); ++h) {
-      AppendBytes(out, block.pages[h].data(),
-                  s_.codec_->PageSize(layer_index, static_cast<int>(h)).total());
+    for (int h = 0; pages[0] && h < s_.shape_.kv_heads; ++h) {
+      AppendBytes(out, pages[h].data(), s_.codec_->PageSize(layer_index, h).total());
     }
     if (stats) {
       WriteRows(SequenceShardImpl::Halves(layer.stats[index]), block.tokens * s_.KeyRow(), out);
@@ -169,13 +169,14 @@ class ShardReader {
                              static_cast<int64_t>(sizeof(BlockHead) * s_.layers_.size());
     if (smallest > static_cast<int64_t>(rest_.size())) return Damaged("fewer blocks than tokens");
     for (int layer = 0; layer < s_.shape_.layers; ++layer) {
-      auto& blocks = s_.layers_[layer].shards[run_index].blocks;
-      blocks.resize(CeilDiv(tokens, s_.block_tokens()));
+      auto& shard = s_.layers_[layer].shards[run_index];
+      auto& blocks = shard.blocks;
+      s_.ResizeTables(shard, static_cast<size_t>(CeilDiv(tokens, s_.block_tokens())));
       for (size_t cycle = 0; cycle < blocks.size(); ++cycle) {
         const int64_t left = tokens - static_cast<int64_t>(cycle) * s_.block_tokens();
         const int64_t index = s_.BlockIndex(run_index, static_cast<int64_t>(cycle));
-        KVRING_RETURN_IF_ERROR(
-            ReadBlock(layer, index, std::min(left, s_.block_tokens()), blocks[cycle]));
+        KVRING_RETURN_IF_ERROR(ReadBlock(layer, index, std::min(left, s_.block_tokens()),
+                                         blocks[cycle], s_.PagesOf(shard, cycle)));
       }
     }
     if (!rest_.empty()) return Damaged("more bytes than blocks");
@@ -190,11 +191,12 @@ class ShardReader {
   void Undo(const ShardHeader& header) {
     const int run_index = header.virtual_shard - s_.first_shard_;
     for (auto& layer : s_.layers_) {
-      for (auto& block : layer.shards[run_index].blocks) {
-        s_.Release(block.exact);
-        s_.ReleasePages(block);
+      auto& shard = layer.shards[run_index];
+      for (size_t cycle = 0; cycle < shard.blocks.size(); ++cycle) {
+        s_.Release(shard.blocks[cycle].exact);
+        s_.ReleasePages(shard.blocks[cycle], s_.PagesOf(shard, cycle));
       }
-      layer.shards[run_index].blocks.clear();
+      s_.ResizeTables(shard, 0);
       for (int64_t b = 0; b < s_.prefix_blocks(); ++b) {
         if (s_.map_.Shard(b * s_.block_tokens()) != header.virtual_shard) continue;
         s_.Release(layer.stats[b]);
@@ -226,7 +228,7 @@ class ShardReader {
   }
 
   absl::Status ReadBlock(int layer_index, int64_t index, int64_t tokens,
-                         SequenceShardImpl::Block& block) {
+                         SequenceShardImpl::Block& block, PageRef* pages) {
     BlockHead head;
     KVRING_RETURN_IF_ERROR(Take(&head, sizeof(head)));
     KVRING_RETURN_IF_ERROR(CheckHead(head, index, tokens));
@@ -244,10 +246,10 @@ class ShardReader {
                                       rows * s_.ValueRow()));
     }
     if (head.parts & kPages) {
-      KVRING_RETURN_IF_ERROR(s_.EnsurePages(layer_index, block));
+      KVRING_RETURN_IF_ERROR(s_.EnsurePages(layer_index, pages));
       for (int h = 0; h < s_.shape_.kv_heads; ++h) {
         const int64_t bytes = s_.codec_->PageSize(layer_index, h).total();
-        KVRING_RETURN_IF_ERROR(Take(block.pages[h].data(), bytes));
+        KVRING_RETURN_IF_ERROR(Take(pages[h].data(), bytes));
       }
     }
     if (head.parts & kStatistics)

@@ -55,6 +55,10 @@ CommandAction AddRunCommand(CLI::App& app, const GlobalOptions& global) {
          "measure the codec's cost on the prompt's first 512 tokens before reading: on, off, "
          "auto (prompts from 16,384 tokens on)")
       ->capture_default_str();
+  app.add_option("--pin", f.pin,
+                 "threads of a rank stay on the rank's share of the cores: auto (where there is a "
+                 "core for each), none, cores (or it is an error)")
+      ->capture_default_str();
   app.add_flag("--small-pages", f.small_pages,
                "no huge pages of the system for a large KV cache (for comparison)");
   return [flags, ranks, &global] {

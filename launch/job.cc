@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/job.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -20,6 +21,27 @@ struct RankWord {
   char message[1020];
 };
 
+// What a process tells the others of its host.
+struct HostWord {
+  char host[256] = {};
+  cpu_set_t mask;
+};
+
+HostWord OwnHost() {
+  HostWord word;
+  gethostname(word.host, sizeof(word.host) - 1);
+  CPU_ZERO(&word.mask);
+  for (const int core : AllowedCores()) CPU_SET(core, &word.mask);
+  return word;
+}
+
+Cores CoresOf(const cpu_set_t& mask) {
+  Cores cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &mask)) cores.push_back(core);
+  return cores;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Job>> Job::Join(const JobFlags& flags, bool ranks_given) {
@@ -30,6 +52,7 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Join(const JobFlags& flags, bool ranks
       return absl::InvalidArgumentError(
           absl::StrCat("--ranks ", flags.ranks, ": must be at least 1"));
     job->size_ = job->ranks_on_host_ = flags.ranks;
+    job->cores_ = AllowedCores();
     return job;
   }
   KVRING_ASSIGN_OR_RETURN(job->comm_, CreateMpiCommunicator(nullptr, nullptr));
@@ -44,7 +67,34 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Join(const JobFlags& flags, bool ranks
                                                 job->size_, " ranks that the launcher started"));
     return job->Agree(status, absl::Seconds(30));
   }
+  KVRING_RETURN_IF_ERROR(job->DivideCores());
   return job;
+}
+
+absl::Status Job::DivideCores() {
+  const HostWord mine = OwnHost();
+  std::vector<HostWord> words(size_);
+  const std::vector<int64_t> bytes(size_, sizeof(HostWord));
+  KVRING_RETURN_IF_ERROR(comm_->AllGatherV(&mine, sizeof(mine), words.data(), bytes,
+                                           absl::Now() + absl::Seconds(300)));
+  std::vector<Cores> masks;
+  int self = 0;
+  for (int r = 0; r < size_; ++r) {
+    if (std::strcmp(words[r].host, mine.host) != 0) continue;
+    if (r == rank_) self = static_cast<int>(masks.size());
+    masks.push_back(CoresOf(words[r].mask));
+  }
+  cores_ = ShareOfHost(masks, self);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ThreadPlan> Job::PlanRanks(int asked, Pinning pinning, absl::Duration timeout) {
+  absl::StatusOr<ThreadPlan> plan = PlanThreads(cores_, processes_ ? 1 : size_, asked, pinning);
+  KVRING_RETURN_IF_ERROR(Agree(plan.status(), timeout));
+  if (plan->crowded) SetWatchMicroseconds(0);
+  // From here on, so that weights lie where they are read. Ranks of one process share them: all its cores load them.
+  if (processes_ && !plan->cores.empty()) BindThread(plan->cores[0]);
+  return plan;
 }
 
 absl::Status Job::Agree(const absl::Status& mine, absl::Duration timeout) {
@@ -84,14 +134,15 @@ absl::StatusOr<int64_t> Job::Least(int64_t value, absl::Duration timeout) {
   return *std::min_element(values.begin(), values.end());
 }
 
-absl::StatusOr<std::unique_ptr<RankGroup>> Job::Lead(int threads, const ExecutorOptions& options) {
-  SetThreads(threads);
-  if (comm_ == nullptr) return RankGroup::Threads(size_, threads, options);
+absl::StatusOr<std::unique_ptr<RankGroup>> Job::Lead(const ThreadPlan& threads,
+                                                     const ExecutorOptions& options) {
+  SetThreads(threads.threads);
+  if (comm_ == nullptr) return RankGroup::Threads(size_, threads.threads, options, threads.cores);
   return RankGroup::Over(std::move(comm_), options);
 }
 
-absl::Status Job::Follow(int threads, const ExecutorOptions& options) {
-  SetThreads(threads);
+absl::Status Job::Follow(const ThreadPlan& threads, const ExecutorOptions& options) {
+  SetThreads(threads.threads);
   KVRING_ASSIGN_OR_RETURN(const auto executor, Executor::Create(options, comm_.get()));
   return executor->Follow(absl::Hours(24 * 365));
 }

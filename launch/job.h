@@ -8,6 +8,7 @@
 
 #include "dist/communicator.h"
 #include "dist/mpi_launch.h"
+#include "runtime/base/core_plan.h"
 #include "runtime/engine/rank_group.h"
 
 namespace kvring {
@@ -28,6 +29,9 @@ class Job {
   int size() const { return size_; }
   int ranks_on_host() const { return ranks_on_host_; }
   bool processes() const { return processes_; }  // ranks are processes, not threads
+  // Cores of this process: what the launcher or the system allows, divided with the other processes of the host. Empty: they
+  // are fewer than the processes.
+  const Cores& cores() const { return cores_; }
   const char* kind() const { return processes_ ? "processes (mpirun)" : "threads"; }
 
   // Every rank says how its preparation went; the first failure by rank becomes the answer on all. The message is given on
@@ -40,16 +44,22 @@ class Job {
   // The least of all ranks' values, on every rank: what the poorest can do.
   absl::StatusOr<int64_t> Least(int64_t value, absl::Duration timeout);
 
+  // Threads of each rank of this process; all ranks get the same answer or none.
+  absl::StatusOr<ThreadPlan> PlanRanks(int asked, Pinning pinning, absl::Duration timeout);
+
   // Rank 0: the group to lead. Call once, after Agree.
-  absl::StatusOr<std::unique_ptr<RankGroup>> Lead(int threads, const ExecutorOptions& options);
+  absl::StatusOr<std::unique_ptr<RankGroup>> Lead(const ThreadPlan& threads,
+                                                  const ExecutorOptions& options);
   // The others: follow until the leader stops.
-  absl::Status Follow(int threads, const ExecutorOptions& options);
+  absl::Status Follow(const ThreadPlan& threads, const ExecutorOptions& options);
 
  private:
   Job() = default;
+  absl::Status DivideCores();
   std::unique_ptr<Communicator> comm_;  // null: threads
   bool processes_ = false;
   int rank_ = 0, size_ = 1, ranks_on_host_ = 1;
+  Cores cores_;
 };
 
 // Prints a failure as main would, now, and returns it without its message: for ranks that are processes, where the launcher

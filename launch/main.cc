@@ -32,7 +32,7 @@ void AddGlobalOptions(CLI::App& app, GlobalOptions& global) {
   app.add_flag("-v,--verbose", global.verbose, "say more");
   app.add_flag("--quiet", global.quiet, "say nothing but results and errors");
   app.add_option("-t,--threads", global.threads,
-                 "threads per rank (default: cores of this host / ranks on it)")
+                 "threads per rank (default: cores that this process may use / ranks on them)")
       ->check(CLI::Range(0, 4096));
 }
 

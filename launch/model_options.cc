@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/model_options.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "kernels/parallel.h"
 #include "launch/lengths.h"
 #include "launch/progress.h"
+#include "runtime/base/core_plan.h"
 
 namespace kvring {
 
@@ -83,12 +82,10 @@ std::string DescribeModel(const ModelConfig& config) {
 }
 
 int ThreadsPerRank(int asked, int ranks) {
-  if (asked > 0) return asked;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const int bound = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  return std::max(1, std::min(bound, cores / std::max(1, ranks)));
+  // Nothing is asked of the plan that it could refuse.
+  const ThreadPlan plan = *PlanThreads(AllowedCores(), std::max(1, ranks), asked, Pinning::kNone);
+  if (plan.crowded) SetWatchMicroseconds(0);
+  return plan.threads;
 }
 
 }  // namespace kvring

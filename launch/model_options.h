@@ -47,7 +47,8 @@ absl::StatusOr<OpenModel> OpenModelFile(const std::string& path);
 // "llama, 30 layers, 9/3 heads of 64, context 8,192"
 std::string DescribeModel(const ModelConfig& config);
 
-// Cores that this process may use; shared fairly between `ranks` of this host. At least 1.
+// Threads of each of `ranks` ranks of this process: as asked, or the cores that it may use over ranks, at least 1. Waiting
+// threads sleep at once when that makes more threads than cores.
 int ThreadsPerRank(int asked, int ranks);
 
 }  // namespace kvring

@@ -36,6 +36,7 @@ struct Session {
   VisibilityRule rule;
   LinearMath math = LinearMath::kF32;
   AttentionForm attention;
+  Pinning pinning = Pinning::kAuto;
   std::string numerics;
   CalibrationChoice calibration;
   std::string kv;  // flags.kv, with a rate where it leaves the choice
@@ -63,6 +64,7 @@ void Say(const GlobalOptions& global, const std::string& line) {
 absl::Status CheckFlags(Session& s, const Job& job) {
   const RunFlags& f = s.flags;
   KVRING_ASSIGN_OR_RETURN(s.attention, ParseAttention(f.model.attention_math, ""));
+  KVRING_ASSIGN_OR_RETURN(s.pinning, ParsePinning(f.pin));
   KVRING_ASSIGN_OR_RETURN(s.new_tokens, ParseLength(f.new_tokens));
   if (s.new_tokens < 1) return absl::InvalidArgumentError("-n 0: at least 1 new token is needed");
   if (!f.context.empty()) {
@@ -280,11 +282,16 @@ absl::Status Prepare(Session& s, const Job& job, const GlobalOptions& global) {
   return CheckContext(s, job, global);
 }
 
-void PrintHead(const Session& s, const Job& job, int threads, const GlobalOptions& global) {
+void PrintHead(const Session& s, const Job& job, const ThreadPlan& plan,
+               const GlobalOptions& global) {
+  const int threads = plan.threads;
   Say(global, absl::StrCat("model    ", s.flags.model.model, ": ", DescribeModel(s.model.config),
                            ", weights ", HumanBytes(s.weights->bytes()), " (", s.numerics, ")"));
   Say(global, absl::StrCat("ranks    ", job.size(), " ", job.kind(), ", ", threads,
-                           threads == 1 ? " thread" : " threads", " each"));
+                           threads == 1 ? " thread" : " threads", " each",
+                           plan.crowded         ? ", more than there are cores"
+                           : plan.cores.empty() ? ""
+                                                : ", bound to cores of their own"));
   Say(global, absl::StrCat("prompt   ", Grouped(s.prompt.ids.size()), " tokens (", s.prompt.form,
                            "), then up to ", Grouped(s.new_tokens), " new ones"));
   if (global.verbose) Say(global, absl::StrCat("         ", s.prompt.rule));
@@ -342,7 +349,7 @@ absl::Status LeadGroup(Session& s, const Job& job, RankGroup& group, int64_t poo
                        const GlobalOptions& global);
 
 // The group lives until a failure is printed: dropping a failed job ends all its processes.
-absl::Status LeadRun(Session& s, Job& job, int threads, int64_t pool_bytes,
+absl::Status LeadRun(Session& s, Job& job, const ThreadPlan& threads, int64_t pool_bytes,
                      const ExecutorOptions& options, const GlobalOptions& global) {
   const bool processes = job.processes();
   KVRING_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> group, job.Lead(threads, options));
@@ -407,7 +414,8 @@ absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
   const absl::Duration loading = absl::Seconds(300);
   KVRING_RETURN_IF_ERROR(job->Agree(Prepare(s, *job, global), loading));
   KVRING_RETURN_IF_ERROR(job->Agree(SameTables(s, *job, loading), loading));
-  const int threads = ThreadsPerRank(global.threads, job->ranks_on_host());
+  KVRING_ASSIGN_OR_RETURN(const ThreadPlan threads,
+                          job->PlanRanks(global.threads, s.pinning, loading));
   // Which products are fastest is measured once, on rank 0: two ranks could find two answers.
   KVRING_ASSIGN_OR_RETURN(const int64_t math,
                           job->FromLeader(static_cast<int64_t>(s.math), loading));
@@ -435,7 +443,7 @@ absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global) {
   }
   PrintHead(s, *job, threads, global);
   // A failure here ends the job as one of LeadRun does: the followers' leader is gone.
-  const absl::Status checked = CheckCodec(s, *job, threads, global);
+  const absl::Status checked = CheckCodec(s, *job, threads.threads, global);
   if (!checked.ok()) return job->processes() ? SayNow(checked) : checked;
   return LeadRun(s, *job, threads, *pool, options, global);
 }

@@ -31,6 +31,7 @@ struct RunFlags {
   std::string determinism = "rank-invariant";
   std::string self_check = "auto";
   bool small_pages = false;
+  std::string pin = "auto";
 };
 
 absl::Status RunCommand(const RunFlags& flags, const GlobalOptions& global);

@@ -6,12 +6,10 @@
 namespace kvring {
 namespace {
 
-// The page after this one in the same call, when it has codes.
+// The page after this one, when it has codes.
 const PageView* NextPage(const AttendArgs& args, const PageView& page) {
-  const PageView* const next = &page + 1;
-  const PageView* const begin = args.pages.data();
-  if (&page < begin || next >= begin + args.pages.size() || next->packed == nullptr) return nullptr;
-  return next;
+  const PageView* const next = PageAfter(args, page);
+  return next == nullptr || next->packed == nullptr ? nullptr : next;
 }
 
 PackedPage PageOf(const PackedReading& reading, const AttendArgs& args, const PageView& view,

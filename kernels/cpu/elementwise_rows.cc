@@ -2,6 +2,7 @@
 #include "kernels/cpu/elementwise_rows.h"
 
 #include <cmath>
+#include <limits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/elementwise_rows.cc"
@@ -66,12 +67,39 @@ void SwiGluSpanImpl(const float* gate, const float* up, int64_t n, float* y) {
   for (int64_t j = i; j < n; ++j) y[j] = g[j - i];
 }
 
+// The largest first, then where it is: both are one pass of comparisons.
+int64_t ArgMaxImpl(const float* x, int64_t n) {
+  const F32 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const F32V lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  F32V top[4] = {lowest, lowest, lowest, lowest};
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    for (int k = 0; k < 4; ++k) {
+      const F32V v = hn::LoadU(d, x + i + k * lanes);
+      top[k] = hn::IfThenElse(hn::Gt(v, top[k]), v, top[k]);
+    }
+  }
+  float most =
+      hn::GetLane(hn::MaxOfLanes(d, hn::Max(hn::Max(top[0], top[1]), hn::Max(top[2], top[3]))));
+  for (; i < n; ++i) most = x[i] > most ? x[i] : most;
+  const F32V wanted = hn::Set(d, most);
+  for (i = 0; i + lanes <= n; i += lanes) {
+    const intptr_t at = hn::FindFirstTrue(d, hn::Eq(hn::LoadU(d, x + i), wanted));
+    if (at >= 0) return i + at;
+  }
+  for (; i < n; ++i)
+    if (x[i] == most) return i;
+  return 0;  // nothing but NaN
+}
+
 }  // namespace kvring::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace kvring {
 
+HWY_EXPORT(ArgMaxImpl);
 HWY_EXPORT(RmsNormRowsImpl);
 HWY_EXPORT(SwiGluSpanImpl);
 
@@ -79,6 +107,8 @@ void RmsNormRows(const float* x, const float* weight, float epsilon, int64_t row
                  float* y) {
   HWY_DYNAMIC_DISPATCH(RmsNormRowsImpl)(x, weight, epsilon, rows, n, y);
 }
+
+int64_t ArgMaxSpan(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(ArgMaxImpl)(x, n); }
 
 void SwiGluSpan(const float* gate, const float* up, int64_t n, float* y) {
   HWY_DYNAMIC_DISPATCH(SwiGluSpanImpl)(gate, up, n, y);

@@ -8,6 +8,7 @@ namespace kvring {
 
 void RmsNormRows(const float* x, const float* weight, float epsilon, int64_t rows, int64_t n,
                  float* y);
+int64_t ArgMaxSpan(const float* x, int64_t n);
 void SwiGluSpan(const float* gate, const float* up, int64_t n, float* y);
 
 }  // namespace kvring

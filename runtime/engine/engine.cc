@@ -194,7 +194,8 @@ absl::Status Engine::Deliver(const StepPlan& plan, const StepResult& result) {
 }
 
 absl::Status Engine::DeliverToken(Running& request, const SliceOutput& output) {
-  std::vector<float> logits(options_.weights->config().vocab);
+  std::vector<float>& logits = logits_;
+  logits.resize(static_cast<size_t>(options_.weights->config().vocab));
   KVRING_RETURN_IF_ERROR(leader_->transformer().Logits(output.hidden, 1, logits.data()));
   const int64_t position = request.done;  // of the token that is chosen now
   request.last_token = SampleToken(logits, request.request.sampling, request.id, position);

@@ -90,6 +90,7 @@ class Engine {
   EngineOptions options_;
   Executor* leader_;
   int64_t chunk_ = 0;
+  std::vector<float> logits_;  // of the token that is chosen; kept between steps
   SequenceId next_id_ = 1;
   uint64_t step_ = 0;
   std::list<std::unique_ptr<Running>> waiting_, running_;

@@ -77,10 +77,10 @@ absl::StatusOr<StepResult> Executor::RunChecked(const StepPlan& plan, Activation
   for (const SequenceOp& op : plan.ops) KVRING_RETURN_IF_ERROR(kv_->Apply(op));
   StepResult result;
   if (!plan.slices.empty()) {
-    KVRING_ASSIGN_OR_RETURN(const Batch batch, kv_->BeginStep(plan));
+    KVRING_ASSIGN_OR_RETURN(const Batch* const batch, kv_->BeginStep(plan));
     KVRING_ASSIGN_OR_RETURN(const std::span<const float> hidden,
-                            transformer_.Forward(batch, *kv_, tap));
-    KVRING_RETURN_IF_ERROR(Collect(plan, batch, hidden, result));
+                            transformer_.Forward(*batch, *kv_, tap));
+    KVRING_RETURN_IF_ERROR(Collect(plan, *batch, hidden, result));
   }
   if (plan.report) KVRING_RETURN_IF_ERROR(Report(result));
   return result;

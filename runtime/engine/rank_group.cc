@@ -13,7 +13,8 @@ constexpr absl::Duration kIdleLimit =
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Threads(int ranks, int threads_per_rank,
-                                                              const ExecutorOptions& options) {
+                                                              const ExecutorOptions& options,
+                                                              std::span<const Cores> cores) {
   if (ranks < 1 || ranks > options.virtual_shards) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--ranks ", ranks, ": must be in [1, ", options.virtual_shards, "], the virtual shards"));
@@ -21,6 +22,8 @@ absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Threads(int ranks, int thr
   auto group = std::unique_ptr<RankGroup>(new RankGroup);
   group->numerics_ = options.numerics;
   group->comms_ = MakeInprocCommunicators(ranks);
+  const auto cores_of = [&](int r) { return cores.empty() ? Cores() : cores[r]; };
+  if (!cores.empty()) BindThread(cores[0]);
   SetThreads(threads_per_rank);
   KVRING_ASSIGN_OR_RETURN(group->leader_, Executor::Create(options, group->comms_[0].get()));
   for (int r = 1; r < ranks; ++r) {
@@ -29,7 +32,8 @@ absl::StatusOr<std::unique_ptr<RankGroup>> RankGroup::Threads(int ranks, int thr
   }
   group->statuses_.resize(ranks);
   for (int r = 1; r < ranks; ++r) {
-    group->threads_.emplace_back([g = group.get(), r, threads_per_rank] {
+    group->threads_.emplace_back([g = group.get(), r, threads_per_rank, own = cores_of(r)] {
+      if (!own.empty()) BindThread(own);
       SetThreads(threads_per_rank);
       g->statuses_[r] = g->followers_[r - 1]->Follow(kIdleLimit);
     });

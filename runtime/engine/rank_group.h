@@ -4,19 +4,23 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "dist/communicator.h"
+#include "runtime/base/core_plan.h"
 #include "runtime/engine/executor.h"
 
 namespace kvring {
 
 class RankGroup {
  public:
-  // `ranks` threads in this process, each with `threads_per_rank` threads for its work; they share the weights.
+  // `ranks` threads in this process, each with `threads_per_rank` threads for its work; they share the weights. cores: by
+  // rank, what its threads are bound to; empty: nothing is bound. Rank 0 is the calling thread.
   static absl::StatusOr<std::unique_ptr<RankGroup>> Threads(int ranks, int threads_per_rank,
-                                                            const ExecutorOptions& options);
+                                                            const ExecutorOptions& options,
+                                                            std::span<const Cores> cores = {});
   // This process is rank 0 of `comm`; the others call Executor::Follow themselves.
   static absl::StatusOr<std::unique_ptr<RankGroup>> Over(std::unique_ptr<Communicator> comm,
                                                          const ExecutorOptions& options);

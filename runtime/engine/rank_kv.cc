@@ -102,10 +102,11 @@ absl::Status RankKv::Fork(const SequenceOp& op) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Batch> RankKv::BeginStep(const StepPlan& plan) {
+absl::StatusOr<const Batch*> RankKv::BeginStep(const StepPlan& plan) {
   slices_.clear();
   attention_slices_.clear();
-  batch_ = Batch();
+  batch_.ids.clear();
+  batch_.positions.clear();
   angles_table_ = nullptr;
   for (const Slice& slice : plan.slices) {
     RankSequence* sequence = Find(slice.sequence);
@@ -133,7 +134,7 @@ absl::StatusOr<Batch> RankKv::BeginStep(const StepPlan& plan) {
     attention_slices_.push_back(
         {sequence, &sequence->map(), options_.rule, slice.begin, slice.tokens(), replicated});
   }
-  return batch_;
+  return &batch_;
 }
 
 absl::Status RankKv::AppendSlice(int layer, StepSlice& step, const float* q, const float* k,

@@ -58,8 +58,8 @@ class RankKv : public KvBackend {
 
   absl::Status Apply(const SequenceOp& op);
   // Sets the slices of the coming step and returns the rows that this rank computes, slice by slice: all tokens of a
-  // replicated slice, those with home here of a gather-Q slice. `plan` outlives the step.
-  absl::StatusOr<Batch> BeginStep(const StepPlan& plan);
+  // replicated slice, those with home here of a gather-Q slice; valid until the next one. `plan` outlives the step.
+  absl::StatusOr<const Batch*> BeginStep(const StepPlan& plan);
   absl::Status Attend(int layer, const float* q, const float* k, const float* v,
                       float* out) override;
 

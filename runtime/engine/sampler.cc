@@ -7,6 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/elementwise.h"
+
 namespace kvring {
 namespace {
 
@@ -65,7 +67,7 @@ absl::Status CheckSampling(const SamplingParams& params) {
 int32_t SampleToken(std::span<const float> logits, const SamplingParams& params, uint64_t request,
                     int64_t position) {
   if (params.temperature == 0) {
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+    return static_cast<int32_t>(ArgMax(logits.data(), static_cast<int64_t>(logits.size())));
   }
   const std::vector<int32_t> ids = MostLikely(logits, params.top_k);
   std::vector<double> weights(ids.size());

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/parallel.h"
@@ -113,6 +114,24 @@ TEST(AddInPlace, Adds) {
   const auto before = x, y = NormalFloats(1001, 2);
   AddInPlace(x.data(), y.data(), 1001);
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(x[i], before[i] + y[i]);
+}
+
+TEST(ArgMax, IsTheFirstOfTheLargest) {
+  ForEachSimdTarget([](int64_t) {
+    for (int64_t n : {1, 2, 15, 16, 17, 64, 65, 1000}) {
+      const auto x = NormalFloats(n, static_cast<uint32_t>(n));
+      EXPECT_EQ(ArgMax(x.data(), n), std::max_element(x.begin(), x.end()) - x.begin()) << n;
+      for (int64_t at = 0; at < n; at += 7) {
+        std::vector<float> y(static_cast<size_t>(n), -3.0f);
+        y[at] = y[n - 1] = 9.0f;
+        EXPECT_EQ(ArgMax(y.data(), n), at) << n;
+        y[n - 1] = std::nanf("");
+        EXPECT_EQ(ArgMax(y.data(), n), at == n - 1 ? 0 : at) << n;
+      }
+    }
+    const std::vector<float> nothing(40, -INFINITY);
+    EXPECT_EQ(ArgMax(nothing.data(), 40), 0);
+  });
 }
 
 TEST(LogSumExp, IsExactInDoubleAndSurvivesLargeNumbers) {

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/exp2.h"
+#include "tests/kernels/simd_targets.h"
 #include "tests/support/numeric.h"
 
 namespace kvring {
@@ -85,6 +87,32 @@ TEST(SoftmaxPartial, EmptiesMergeToEmptyAndThenTakeAnything) {
   Owned x = Random(3, 8, 2);
   Merge(a.view(), x.view());
   EXPECT_TRUE(SameBits(a.storage, x.storage));
+}
+
+// The definition in scalars, every operation rounded on its own: the same bits on every instruction set.
+TEST(SoftmaxPartial, MergeHasTheBitsOfItsDefinition) {
+  constexpr int64_t kRows = 5;
+  for (const int64_t dv : {1, 3, 16, 64, 100}) {
+    Owned a(kRows, dv), b(kRows, dv);
+    for (int64_t r = 0; r < kRows; ++r) {
+      Fill(a.view(), r, {0.5 * static_cast<double>(r), -1.0}, 1);
+      Fill(b.view(), r, {3.0 - static_cast<double>(r) * 40, 0.25}, 2);
+    }
+    Owned expected = a;
+    const SoftmaxPartial into = expected.view(), from = b.view();
+    for (int64_t r = 0; r < kRows; ++r) {
+      const float m = std::max(into.m[r], from.m[r]);
+      const float fa = Exp2(into.m[r] - m), fb = Exp2(from.m[r] - m);
+      into.m[r] = m;
+      into.l[r] = fa * into.l[r] + fb * from.l[r];
+      for (int64_t i = r * dv; i < (r + 1) * dv; ++i) into.o[i] = fa * into.o[i] + fb * from.o[i];
+    }
+    ForEachSimdTarget([&](int64_t) {
+      Owned merged = a;
+      Merge(merged.view(), b.view());
+      EXPECT_EQ(merged.storage, expected.storage) << dv;
+    });
+  }
 }
 
 TEST(SoftmaxPartial, IsAssociativeAndCommutativeWithinRounding) {

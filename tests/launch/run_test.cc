@@ -133,6 +133,20 @@ TEST_F(CliTest, ThreadsAndProcessesGiveTheSameBits) {
   }
 }
 
+TEST_F(CliTest, PinningIsChosenOrRefused) {
+  const auto run = [&](const std::string& pin, const std::string& threads) {
+    return Kvring({"run", "-m", model(), "-p", "Hello", "-n", "2", "--ignore-eos", "--math", "f32",
+                   "--pin", pin, "-t", threads});
+  };
+  ExpectRefused(run("cores", "4096"), {"--pin cores", "4096 threads"});
+  ExpectRefused(run("all", "1"), {"--pin 'all'", "none"});
+  const ProcessResult bound = run("cores", "1"), loose = run("none", "1");
+  EXPECT_EQ(bound.exit_code, 0) << bound.err;
+  EXPECT_NE(bound.err.find("1 thread each, bound to cores of their own"), std::string::npos);
+  EXPECT_EQ(loose.err.find("bound to"), std::string::npos);
+  EXPECT_EQ(bound.out, loose.out);
+}
+
 TEST_F(CliTest, MpiFlagStartsProcessesItself) {
   for (const char* math : {"f32", "blocks"}) {
     const std::vector<std::string> one = {"run", "-m", model(),        "-p",     "Hello",
