@@ -165,4 +165,10 @@ void Weights::Embed(int32_t id, float* out) const {
                            table.row() / table.format->block_elements, out);
 }
 
+int64_t Weights::EmbeddingBytes(int64_t tokens) const {
+  constexpr int64_t kMappedTogether = 64 << 10;  // Linux's fault_around_bytes
+  const int64_t table = static_cast<int64_t>(embedding_->data.size());
+  return tokens < table / kMappedTogether ? tokens * kMappedTogether : table;
+}
+
 }  // namespace kvring
