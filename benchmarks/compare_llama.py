@@ -109,7 +109,7 @@ class Comparison:
         self.facts.setdefault("load", result["load"])
         for subject in result["subjects"]:
             row = subject["decode"][0] if what == "depths" else subject["prefill"][0]
-            rows.setdefault(("kvring", subject["kv"]), Figures()).add([row["tokens_per_s"]], done[1])
+            rows.setdefault(("kvring", subject["kv"]), Figures()).add([row["tokens_per_s"]], result["peak_rss_bytes"])
 
     def theirs(self, kv, what, size, rows):
         a = self.args
