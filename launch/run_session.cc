@@ -315,11 +315,10 @@ int64_t PlannedPeak(const Session& s, const Job& job, const std::vector<RankRepo
   const int64_t plan = PlanMemory(s.model.config, *s.codec, MapOf(s, job.size()), s.total(),
                                   PlannedChunk(s, job), s.rule)
                            .total();
-  const int64_t embedding = s.weights->EmbeddingBytes(s.total());
   int64_t peak = 0;
   for (const RankReport& rank : now) {
     const int64_t inside = job.processes() ? plan : plan * job.size();
-    peak = std::max({peak, rank.rss_bytes + inside + embedding, rank.peak_rss_bytes});
+    peak = std::max({peak, rank.rss_bytes + inside, rank.peak_rss_bytes});
   }
   return peak;
 }

@@ -15,6 +15,14 @@ std::string HeadName(const ModelConfig& config) {
   return config.tied_output ? kEmbedding : "output.weight";
 }
 
+// Maps every page of the embedding now: what a process holds after loading is then what it will hold, and the first tokens do
+// not wait for the file.
+void TouchPages(std::span<const uint8_t> bytes) {
+  constexpr size_t kPage = 4096;
+  for (size_t i = 0; i < bytes.size(); i += kPage)
+    static_cast<void>(*static_cast<const volatile uint8_t*>(&bytes[i]));
+}
+
 // Reads and packs; counts what it packed.
 class Loader {
  public:
@@ -156,6 +164,7 @@ absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(std::shared_ptr<con
   }
   KVRING_ASSIGN_OR_RETURN(weights->output_norm_, loader.Vector("output_norm.weight"));
   weights->bytes_ = loader.bytes();
+  TouchPages(weights->embedding_->data);
   return std::shared_ptr<const Weights>(std::move(weights));
 }
 
@@ -163,12 +172,6 @@ void Weights::Embed(int32_t id, float* out) const {
   const GgufTensor& table = *embedding_;
   table.format->dequantize(table.data.data() + id * table.row_bytes(),
                            table.row() / table.format->block_elements, out);
-}
-
-int64_t Weights::EmbeddingBytes(int64_t tokens) const {
-  constexpr int64_t kMappedTogether = 64 << 10;  // Linux's fault_around_bytes
-  const int64_t table = static_cast<int64_t>(embedding_->data.size());
-  return tokens < table / kMappedTogether ? tokens * kMappedTogether : table;
 }
 
 }  // namespace kvring

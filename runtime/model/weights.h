@@ -49,10 +49,6 @@ class Weights {
   const LayerWeights& layer(int i) const { return layers_[i]; }
   const std::vector<float>& output_norm() const { return output_norm_; }
   const Linear* output_head() const { return output_head_.get(); }  // null where not asked for
-  // What embedding that many tokens may bring into memory of the mapped file: the whole table soon, since the system maps
-  // neighbours of a page with it.
-  int64_t EmbeddingBytes(int64_t tokens) const;
-
   int64_t bytes() const { return bytes_; }  // packed weights in memory
 
  private:
