@@ -49,7 +49,7 @@ class Weights {
   const LayerWeights& layer(int i) const { return layers_[i]; }
   const std::vector<float>& output_norm() const { return output_norm_; }
   const Linear* output_head() const { return output_head_.get(); }  // null where not asked for
-  int64_t bytes() const { return bytes_; }  // packed weights in memory
+  int64_t bytes() const { return bytes_; }                          // packed weights in memory
 
  private:
   Weights() = default;
