@@ -77,10 +77,9 @@
 #include <random>
 #include <string>
 
+#include "benchmarks/bench_main.h"
 #include "benchmarks/machine_peak.h"
-#include "benchmarks/run_facts.h"
 #include "kernels/attention.h"
-#include "kernels/parallel.h"
 
 namespace kvring {
 namespace {
@@ -395,10 +394,7 @@ BENCHMARK_CAPTURE(BenchDecode, nuq2_1_tile, "nuq2-1%", AttentionMath::kTile)->Ap
 }  // namespace kvring
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  kvring::SetThreads(1);
-  for (const auto& [name, value] : kvring::RunFacts()) benchmark::AddCustomContext(name, value);
+  if (!kvring::StartBenchmarks(argc, argv)) return 1;
   std::fprintf(stderr, "one core: %.1f GB/s read of 256 MB\n", kvring::ReadRate(256) * 1e-9);
   benchmark::RunSpecifiedBenchmarks();
   return 0;

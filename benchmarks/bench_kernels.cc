@@ -7,13 +7,12 @@
 #include <random>
 #include <vector>
 
+#include "benchmarks/bench_main.h"
 #include "benchmarks/machine_peak.h"
-#include "benchmarks/run_facts.h"
 #include "kernels/attention.h"
 #include "kernels/convert.h"
 #include "kernels/elementwise.h"
 #include "kernels/linear.h"
-#include "kernels/parallel.h"
 
 namespace kvring {
 namespace {
@@ -178,10 +177,7 @@ BENCHMARK(BenchLogSumExp);
 }  // namespace kvring
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  kvring::SetThreads(1);
-  for (const auto& [name, value] : kvring::RunFacts()) benchmark::AddCustomContext(name, value);
+  if (!kvring::StartBenchmarks(argc, argv)) return 1;
   kvring::g_peak_flops = kvring::PeakFlops();
   kvring::g_peak_read = kvring::PeakReadBytes();
   std::fprintf(stderr, "one core: %.1f GFLOP/s of fp32 multiply-adds, %.1f GB/s read\n",

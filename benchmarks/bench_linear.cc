@@ -19,6 +19,7 @@
 #include <random>
 #include <vector>
 
+#include "benchmarks/bench_main.h"
 #include "benchmarks/machine_peak.h"
 #include "kernels/block_linear.h"
 #include "kernels/parallel.h"
@@ -117,9 +118,7 @@ BENCHMARK(BenchFork)->Arg(1)->Arg(2)->UseRealTime();
 }  // namespace kvring
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  kvring::SetThreads(1);
+  if (!kvring::StartBenchmarks(argc, argv)) return 1;
   kvring::g_peak_flops = kvring::PeakFlops();
   kvring::g_peak_read = kvring::PeakReadBytes(kvring::kBeyondCache);
   std::fprintf(stderr, "one core: %.1f GFLOP/s of fp32 multiply-adds, %.1f GB/s read\n",

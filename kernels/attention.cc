@@ -27,6 +27,25 @@ void FetchExactRows(const AttendArgs& args, const PageView& page) {
   }
 }
 
+// Lines of the packed page that is read next, asked for some at a time while this one is decoded: more at once than a core has
+// buffers for misses would hold up what it does meanwhile.
+class NextPacked {
+ public:
+  NextPacked(const AttendArgs& args, const PageView& page) {
+    const PageView* const next = PageAfter(args, page);
+    if (next == nullptr || next->packed == nullptr) return;
+    at_ = next->packed;
+    end_ = at_ + args.codec->PageSize(args.layer, args.head).total();
+  }
+  void Ask() {
+    constexpr int kAtOnce = 24, kLine = 64;
+    for (int i = 0; i < kAtOnce && at_ < end_; ++i, at_ += kLine) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const uint8_t *at_ = nullptr, *end_ = nullptr;
+};
+
 void AttendDecoded(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
                    AttendScratch& scratch, const SoftmaxPartial& partial) {
   const float* const q = args.packed_q == nullptr ? args.raw_q : args.packed_q;
@@ -34,8 +53,12 @@ void AttendDecoded(const AttendArgs& args, const PageView& page, int64_t first, 
   const int64_t block = args.block_tokens;
   float* const kt = TileRoom(scratch.kt, block * args.dk + kTilePad);
   float* const v = TileRoom(scratch.v, block * args.dv + kTilePad);
+  NextPacked next(args, page);
+  next.Ask();
   args.codec->DecodeKeys(args.layer, args.head, args.state, page, kt);
+  next.Ask();
   args.codec->DecodeValues(args.layer, args.head, args.state, page, v);
+  next.Ask();
   tile.kt = kt;
   tile.v = v;
   AttendTile(tile, scratch);

@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "hwy/cache_control.h"
-#include "kernels/attention.h"
 #include "kernels/codec/codec_util.h"
 #include "kernels/codec/nuq_form.h"
 #include "kernels/codec/nuq_outliers.h"
@@ -27,19 +25,6 @@ namespace {
 constexpr int kSides = 2;  // keys, values
 constexpr int64_t kMaxIndex = 65536;
 constexpr int kMaxDim = 512;
-constexpr int64_t kLine = 64;  // bytes of the cache
-constexpr int kLinesAtOnce = 24;
-
-// Lines of the page that this thread reads next, asked for some at a time: more at once than the core has buffers for misses would
-// hold up what it does meanwhile. Hints alone, so that it matters to nobody when they are for a page that is read otherwise.
-struct NextPage {
-  const uint8_t* at = nullptr;
-  const uint8_t* end = nullptr;
-  void Ask() {
-    for (int i = 0; i < kLinesAtOnce && at < end; ++i, at += kLine) __builtin_prefetch(at, 0, 2);
-  }
-};
-thread_local NextPage next_page;
 
 class NuqCodec final : public Codec {
  public:
@@ -66,8 +51,6 @@ class NuqCodec final : public Codec {
   PageBytes PageSize(int layer, int head) const override;
   Error Encode(const EncodeArgs& args) const override;
   int64_t SharedPageBytes(const EncodeArgs& args) const override;
-  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-                    AttendScratch& scratch, const SoftmaxPartial& partial) const override;
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;
   void DecodeValues(int layer, int head, const float* state, const PageView& page,
@@ -228,19 +211,6 @@ Error NuqCodec::Encode(const EncodeArgs& args) const {
   return {};
 }
 
-// Pages are decoded into tiles. What is known here and not there is the page that comes next: its lines are on their way while this one is
-// decoded and multiplied.
-bool NuqCodec::AttendPacked(const AttendArgs& args, const PageView& page, int64_t, int64_t,
-                            AttendScratch&, const SoftmaxPartial&) const {
-  const size_t next = static_cast<size_t>(&page - args.pages.data()) + 1;
-  next_page = {};
-  if (next >= args.pages.size() || args.pages[next].packed == nullptr) return false;
-  const uint8_t* const begin = args.pages[next].packed;
-  next_page = {begin, begin + PageSize(args.layer, args.head).total()};
-  next_page.Ask();
-  return false;
-}
-
 // Codes and outliers of one side as they lie in the page.
 void NuqCodec::DecodeSide(int layer, int head, int side, const PageView& page, float* tile) const {
   const SideCodec& form = sides_[side];
@@ -272,8 +242,7 @@ bool NuqCodec::InOnePass(int layer, int head, const PageView& page) const {
 void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& page,
                           float* kt) const {
   float base[kMaxDim];  // of at most kMaxDim / 2 planes
-  if (!angles_.empty()) angles_[layer]->Base(page.begin, base);
-  next_page.Ask();
+  if (!angles_.empty()) RopeAngles(angles_[layer]->table(), page.begin, base);
   if (InOnePass(layer, head, page)) {
     return DecodeNuqKeys(
         {page.packed, form_.bits, sides_[0].Numbers(layer, head), angles_[layer].get(), base, kt});
@@ -291,7 +260,6 @@ void NuqCodec::DecodeKeys(int layer, int head, const float*, const PageView& pag
 
 void NuqCodec::DecodeValues(int layer, int head, const float*, const PageView& page,
                             float* v) const {
-  next_page.Ask();
   if (sides_[1].by_channel()) {
     std::vector<float> columns(static_cast<size_t>(block_) * shape_.dv);
     DecodeSide(layer, head, 1, page, columns.data());

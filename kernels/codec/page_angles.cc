@@ -9,7 +9,6 @@
 #define HWY_TARGET_INCLUDE "kernels/codec/page_angles.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/sincos-inl.h"
 #include "kernels/cpu/turn-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -44,27 +43,6 @@ void SpreadPlane(const float* cos, const float* sin, const float* z, float pre_a
   }
 }
 
-// RopeAngles of whole registers of planes, by the operations of SinCos and in their order: the same bits. Returns how many planes were
-// done.
-int FindAngles(const double* inv_freq, int planes, double position, double scale, float* cos_sin) {
-#if HWY_HAVE_FLOAT64
-  const hn::CappedTag<double, 8> d;
-  const hn::Rebind<float, decltype(d)> df;
-  const int lanes = static_cast<int>(hn::Lanes(d));
-  int p = 0;
-  for (; p + lanes <= planes; p += lanes) {
-    hn::Vec<decltype(d)> sine, cosine;
-    SinCosVec(d, hn::Mul(hn::Set(d, position), hn::LoadU(d, inv_freq + p)), &sine, &cosine);
-    const auto factor = hn::Set(d, scale);
-    hn::StoreInterleaved2(hn::DemoteTo(df, hn::Mul(cosine, factor)),
-                          hn::DemoteTo(df, hn::Mul(sine, factor)), df, cos_sin + 2 * p);
-  }
-  return p;
-#else
-  return 0;
-#endif
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace kvring
 HWY_AFTER_NAMESPACE();
@@ -73,7 +51,6 @@ HWY_AFTER_NAMESPACE();
 namespace kvring {
 namespace {
 
-HWY_EXPORT(FindAngles);
 HWY_EXPORT(RotatePage);
 HWY_EXPORT(SpreadPlane);
 
@@ -97,18 +74,6 @@ PageAngles::PageAngles(const RopeTable& table, int block_tokens)
       cos_[p * block_ + t] = static_cast<float>(angle.cos);
       sin_[p * block_ + t] = static_cast<float>(angle.sin);
     }
-  }
-}
-
-void PageAngles::Base(int64_t position, float* base) const {
-  const RopeTable& table = *table_;
-  const double n = static_cast<double>(position), scale = table.attention_scale;
-  for (int p =
-           HWY_DYNAMIC_DISPATCH(FindAngles)(table.inv_freq.data(), table.planes(), n, scale, base);
-       p < table.planes(); ++p) {
-    const SinCosResult angle = SinCos(n * table.inv_freq[p]);
-    base[2 * p] = static_cast<float>(angle.cos * scale);
-    base[2 * p + 1] = static_cast<float>(angle.sin * scale);
   }
 }
 

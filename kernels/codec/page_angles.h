@@ -22,9 +22,6 @@ class PageAngles {
   const float* Cosines() const { return cos_.get(); }
   const float* Sines() const { return sin_.get(); }
 
-  // base: [planes][2] = RopeAngles(table(), position, base), bit for bit, several times as fast.
-  void Base(int64_t position, float* base) const;
-
   // base: [planes][2], RopeAngles of the page's first position.
   // tile [head_dim][block]: keys as columns, each rotated to its own position, in place.
   void RotateTile(const float* base, float* tile) const;

@@ -11,6 +11,7 @@
 #include "kernels/cpu/nuq_slots.h"
 #include "kernels/cpu/nuq_tile.h"
 #include "kernels/ref/nuq_ref.h"
+#include "kernels/sincos.h"
 #include "tests/kernels/simd_targets.h"
 #include "tests/support/numeric.h"
 
@@ -176,8 +177,12 @@ TEST(NuqTile, KeysOfAWholePage) {
         const std::vector<float> tables = side.Tables();
         for (const int64_t begin : {0, 128, 9'999'936}) {
           std::vector<float> base(2 * rope.planes()), plain_base = base;
-          angles.Base(begin, base.data());
-          RopeAngles(rope, begin, plain_base.data());
+          RopeAngles(rope, begin, base.data());
+          for (int p = 0; p < rope.planes(); ++p) {  // one by one
+            const SinCosResult angle = SinCos(static_cast<double>(begin) * rope.inv_freq[p]);
+            plain_base[2 * p] = static_cast<float>(angle.cos * double{rope.attention_scale});
+            plain_base[2 * p + 1] = static_cast<float>(angle.sin * double{rope.attention_scale});
+          }
           ASSERT_TRUE(SameBits(base, plain_base)) << begin;
           std::vector<float> expected = side.Plain();
           RotateKeysRef(angles, base.data(), expected.data());
