@@ -69,7 +69,9 @@ TEST_P(BlockFormats, MultiplyAsTheFilesNumbersDo) {
   MakeBlockLinear({*codes}, t.in)->Forward(x.data(), y.data(), 1);
   MakeBlockLinearRef({*codes}, t.in)->Forward(x.data(), plain.data(), 1);
   // Builds for one instruction set alone (sanitizers) have no fused products: there the bound speaks for both forms.
-  if (SimdTarget().rfind("AVX", 0) == 0) EXPECT_TRUE(SameBits(y, plain));
+  if (SimdTarget().rfind("AVX", 0) == 0) {
+    EXPECT_TRUE(SameBits(y, plain));
+  }
   for (int64_t r = 0; r < t.rows; ++r) {
     double sum = 0, bound = 0;
     for (int64_t b = 0; b < t.in; b += 32) {
