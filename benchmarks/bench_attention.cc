@@ -74,11 +74,13 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 
 #include "benchmarks/bench_main.h"
 #include "benchmarks/machine_peak.h"
+#include "benchmarks/run_facts.h"
 #include "kernels/attention.h"
 
 namespace kvring {
@@ -92,10 +94,16 @@ std::vector<float> Numbers(int64_t n, float spread) {
   return x;
 }
 
-double ReadRate(int64_t megabytes) {
-  static std::map<int64_t, double> known;
-  double& rate = known[megabytes];
-  if (rate == 0) rate = PeakReadBytes(megabytes << 20);
+// Held while a thread measures or fills memory: what the others do at the same time would be in the figure.
+std::mutex g_preparing;
+
+double ReadRate(int64_t megabytes, int threads = 1) {
+  static std::map<std::pair<int64_t, int>, double> known;
+  double& rate = known[{megabytes, threads}];
+  if (rate == 0) {
+    rate =
+        threads == 1 ? PeakReadBytes(megabytes << 20) : PeakReadBytesAll(threads, megabytes << 20);
+  }
   return rate;
 }
 
@@ -253,12 +261,16 @@ class TileOnly final : public Codec {
 };
 
 // Args: head size, query heads of the group, megabytes of pages, huge pages of the system or not. 32 pages a call, as pieces of a virtual shard are read.
-// kTile: as the codec reads pages in this form. tiles: decoded always.
+// kTile: as the codec reads pages in this form. tiles: decoded always. Each thread has pages of its own, all of them `MB`.
 void BenchDecode(benchmark::State& state, const char* name, AttentionMath math,
                  bool tiles = false) {
   const int d = static_cast<int>(state.range(0));
   const int64_t group = state.range(1), megabytes = state.range(2);
-  const Pages pages(name, d, static_cast<int>(group), megabytes << 20, state.range(3) != 0);
+  std::unique_lock<std::mutex> preparing(g_preparing);
+  const double read_rate = ReadRate(megabytes, state.threads());
+  const Pages pages(name, d, static_cast<int>(group), (megabytes << 20) / state.threads(),
+                    state.range(3) != 0);
+  preparing.unlock();
   const auto raw = Numbers(group * d, 1.44f / std::sqrt(static_cast<float>(d)));
   auto packed = raw;
   pages.codec().PrepareQuery(0, 0, pages.state(), raw.data(), group, packed.data());
@@ -297,7 +309,7 @@ void BenchDecode(benchmark::State& state, const char* name, AttentionMath math,
     return benchmark::Counter(x, benchmark::Counter::kIsIterationInvariantRate);
   };
   state.counters["GB/s"] = rate(pages.bytes() * 1e-9);
-  state.counters["of_read"] = rate(pages.bytes() / ReadRate(megabytes));
+  state.counters["of_read"] = rate(pages.bytes() / read_rate);
   state.counters["Mkeys/s"] = rate(keys * 1e-6);
   state.counters["ns/page"] =
       benchmark::Counter(keys / 64 * 1e-9, benchmark::Counter::kIsIterationInvariantRate |
@@ -359,42 +371,70 @@ void DecodeArgs(benchmark::internal::Benchmark* bench) {
     for (int group : {1, 3, 4, 8}) bench->Args({d, group, 256, 0});
   for (int group : {1, 3, 4, 8}) bench->Args({64, group, 256, 1});
   for (int megabytes : {16, 64, 1024}) bench->Args({64, 3, megabytes, 0});
+  for (int megabytes : {64, 1024, 4096}) bench->Args({64, 3, megabytes, 1});
   for (int d : {64, 128})
     for (int group : {1, 3, 4}) bench->Args({d, group, 1, 0});
   for (int group : {8, 48, 384}) bench->Args({64, group, 1, 0});  // many rows: prefill
 }
-BENCHMARK_CAPTURE(BenchDecode, f16_direct, "f16", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, f32_direct, "f32", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, int4_direct, "int4", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, int3_direct, "int3", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, int2_direct, "int2", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, nf4_direct, "nf4", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, f16_tile, "f16", AttentionMath::kTile, true)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, int4_tile, "int4", AttentionMath::kTile, true)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, rot4_tile, "rot4", AttentionMath::kTile, true)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, rot8_int8, "rot8", AttentionMath::kInt8)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, rot4_int8, "rot4", AttentionMath::kInt8)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, rot3_int8, "rot3", AttentionMath::kInt8)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, rot2_int8, "rot2", AttentionMath::kInt8)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, tc3_tile, "tc3", AttentionMath::kTile, true)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, tc4_int8, "tc4", AttentionMath::kInt8)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, tc3_int8, "tc3", AttentionMath::kInt8)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, tc3_adapt_int8, "tc3:adapt", AttentionMath::kInt8)
-    ->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, tc2_5_int8, "tc2.5", AttentionMath::kInt8)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, tc2_int8, "tc2", AttentionMath::kInt8)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, nuq4_tile, "nuq4", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, nuq3_tile, "nuq3", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, nuq2_tile, "nuq2", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, nuq4_1_tile, "nuq4-1%", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, nuq3_1_tile, "nuq3-1%", AttentionMath::kTile)->Apply(DecodeArgs);
-BENCHMARK_CAPTURE(BenchDecode, nuq2_1_tile, "nuq2-1%", AttentionMath::kTile)->Apply(DecodeArgs);
+// By the wall clock, beside what all cores read together.
+void AllCoresArgs(benchmark::internal::Benchmark* bench) {
+  bench->Unit(benchmark::kMillisecond)->ArgNames({"d", "group", "MB", "huge"})->UseRealTime();
+  bench->Threads(CpuCores());
+  for (int huge : {0, 1}) bench->Args({64, 3, 256, huge});
+  for (int megabytes : {64, 1024, 4096}) bench->Args({64, 3, megabytes, 1});
+  for (int d : {64, 128}) bench->Args({d, 8, 256, 1});
+}
+
+struct Subject {
+  const char* codec;
+  const char* form;
+  AttentionMath math = AttentionMath::kTile;
+  bool tiles = false;
+};
+
+constexpr Subject kSubjects[] = {
+    {"f16", "direct"},
+    {"f32", "direct"},
+    {"int4", "direct"},
+    {"int3", "direct"},
+    {"int2", "direct"},
+    {"nf4", "direct"},
+    {"f16", "tile", AttentionMath::kTile, true},
+    {"int4", "tile", AttentionMath::kTile, true},
+    {"rot4", "tile", AttentionMath::kTile, true},
+    {"rot8", "int8", AttentionMath::kInt8},
+    {"rot4", "int8", AttentionMath::kInt8},
+    {"rot3", "int8", AttentionMath::kInt8},
+    {"rot2", "int8", AttentionMath::kInt8},
+    {"tc3", "tile", AttentionMath::kTile, true},
+    {"tc4", "int8", AttentionMath::kInt8},
+    {"tc3", "int8", AttentionMath::kInt8},
+    {"tc3:adapt", "int8", AttentionMath::kInt8},
+    {"tc2.5", "int8", AttentionMath::kInt8},
+    {"tc2", "int8", AttentionMath::kInt8},
+    {"nuq4", "tile"},
+    {"nuq3", "tile"},
+    {"nuq2", "tile"},
+    {"nuq4-1%", "tile"},
+    {"nuq3-1%", "tile"},
+    {"nuq2-1%", "tile"},
+};
+
+void RegisterDecode() {
+  for (const Subject& s : kSubjects) {
+    const std::string name = std::string("BenchDecode/") + s.codec + "_" + s.form;
+    const auto run = [s](benchmark::State& state) { BenchDecode(state, s.codec, s.math, s.tiles); };
+    benchmark::RegisterBenchmark(name.c_str(), run)->Apply(DecodeArgs);
+    benchmark::RegisterBenchmark(name.c_str(), run)->Apply(AllCoresArgs);
+  }
+}
 
 }  // namespace
 }  // namespace kvring
 
 int main(int argc, char** argv) {
   if (!kvring::StartBenchmarks(argc, argv)) return 1;
+  kvring::RegisterDecode();
   std::fprintf(stderr, "one core: %.1f GB/s read of 256 MB\n", kvring::ReadRate(256) * 1e-9);
   benchmark::RunSpecifiedBenchmarks();
   return 0;

@@ -27,7 +27,8 @@ bool WantsBar() {
 
 std::string Grouped(int64_t number) {
   std::string digits = std::to_string(number < 0 ? -number : number);
-  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(i, ",");
+  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3)
+    digits.insert(static_cast<size_t>(i), 1, ',');
   return number < 0 ? "-" + digits : digits;
 }
 

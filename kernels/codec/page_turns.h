@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "hwy/aligned_allocator.h"
 #include "kernels/rope.h"
 
 namespace kvring {
@@ -29,7 +30,7 @@ class PageTurns {
 
   // 32767 times cosines and sines of offsets k + 1/2, k < block / 2: [stride / 2][2][block / 2][2], planes 2 g and 2 g + 1 a
   // pair. A cosine belongs to both offsets, a sine to the later one and with the other sign to the earlier.
-  const int16_t* cosines() const { return offsets_.data(); }
+  const int16_t* cosines() const { return offsets_.get(); }  // whole cache lines
   int Cosine(int plane, int k) const { return offsets_[At(plane, k)]; }
   int Sine(int plane, int k) const { return offsets_[At(plane, k) + block_]; }
 
@@ -42,8 +43,8 @@ class PageTurns {
 
   std::vector<double> inv_freq_;
   int block_, planes_, stride_;
-  std::vector<float> digit_[kDigits];  // [2^bits][2][stride]
-  std::vector<int16_t> offsets_;
+  hwy::AlignedFreeUniquePtr<float[]> digit_[kDigits];  // [2^bits][2][stride]
+  hwy::AlignedFreeUniquePtr<int16_t[]> offsets_;
 };
 
 // One PageTurns per layer, shared between layers of equal frequencies.

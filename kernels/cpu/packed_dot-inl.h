@@ -80,6 +80,13 @@ HWY_INLINE U32V LoadPart(const uint32_t* at, int64_t stride) {
   }
 }
 
+// Stays in its register: the compiler would load words once more for each row that they meet, and loads would be what binds.
+HWY_INLINE void Keep([[maybe_unused]] U32V& x) {
+#if KVRING_VNNI
+  asm("" : "+v"(x.raw));
+#endif
+}
+
 // Into the second-level cache: requests for the first level are few, and fill up with a page's lines.
 HWY_INLINE void FetchAhead(const void* line) { __builtin_prefetch(line, 0, 2); }
 
@@ -253,6 +260,7 @@ struct Strip {
     for (int v = 0; v < NV; ++v) {
       const uint32_t* const from = words + v * kLanes;
       x[v] = LoadPart<kBits, kPart>(from, t.stride);
+      if constexpr (kBits == kReady) Keep(x[v]);
       if constexpr (kBits != kReady && kPart < 3) {
         FetchAhead(reinterpret_cast<const uint8_t*>(from + kPart * t.stride) + t.next);
       }

@@ -289,8 +289,8 @@ struct PageStep {
       Keys(page, count, turn);
     }
     Begin(count);
-    if (next != nullptr) Biases(*next, count, other);
     AllWeights(count);
+    if (next != nullptr) Biases(*next, count, other);
     if (next != nullptr) Keys(*next, count, other);
     AllRound(count);
     Values(count);
