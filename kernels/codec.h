@@ -153,12 +153,13 @@ class Codec {
   // see. False: there is no such form, or not yet; tiles are decoded then.
   virtual bool PreparePacked(const AttendArgs& args, PackedQueries& queries) const { return false; }
 
-  // Attention of rows [first, last) of `args` over the packed form of one page, for codecs that read codes without decoding
-  // a tile (integer dot products, score tables). False: not this codec's way; AttendPages decodes a tile instead.
-  virtual bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first,
-                            int64_t last, AttendScratch& scratch,
-                            const SoftmaxPartial& partial) const {
-    return false;
+  // Attention of rows [first, last) of `args` over the packed form of pages, for codecs that read codes without decoding a tile
+  // (integer dot products, score tables). `pages`: one or more neighbours of args.pages that all these rows read packed.
+  // Returns how many of them were read, from the first on. 0: not this codec's way; AttendPages decodes a tile instead.
+  virtual int64_t AttendPacked(const AttendArgs& args, std::span<const PageView> pages,
+                               int64_t first, int64_t last, AttendScratch& scratch,
+                               const SoftmaxPartial& partial) const {
+    return 0;
   }
 
   // Once after the last page of a call: brings what AttendPacked kept apart in the scratch (PackedScratch::turned) into

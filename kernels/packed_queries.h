@@ -50,7 +50,7 @@ struct PackedRoom {
   int32_t* sums = nullptr;     // [rows][dv]
   float* logits = nullptr;     // [rows][groups][64]: logits in the first group, then weights
   uint8_t* weights = nullptr;  // [rows][groups][64]
-  uint32_t* z = nullptr;       // [rows][2][stride / 2] pairs of int16
+  uint32_t* z = nullptr;       // [rows][2][stride / 2, rounded up to 16] pairs of int16
   uint32_t* pairs = nullptr;   // [rows][groups][8][16] weights as codes of classes meet them
 };
 

@@ -42,15 +42,17 @@ class F16Codec final : public Codec {
   }
 
   // The same steps as over a tile, on numbers that are widened in registers.
-  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-                    AttendScratch& scratch, const SoftmaxPartial& partial) const override {
-    if (last - first > kDirectRows || shape_.dv % 16 != 0) return false;
+  int64_t AttendPacked(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                       int64_t last, AttendScratch& scratch,
+                       const SoftmaxPartial& partial) const override {
+    const PageView& page = pages.front();
+    if (last - first > kDirectRows || shape_.dv % 16 != 0) return 0;
     AttendTileArgs tile = TileOf(args, page, args.raw_q, first, last, partial);
     tile.half_kt = reinterpret_cast<const Half*>(page.packed);
     tile.half_v = tile.half_kt + shape_.dk * block_;
     tile.k_ahead = tile.v_ahead = BytesAhead(args, page);
     AttendTile(tile, scratch);
-    return true;
+    return 1;
   }
 
   void DecodeKeys(int, int, const float*, const PageView& page, float* kt) const override {

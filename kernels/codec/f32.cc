@@ -41,15 +41,17 @@ class F32Codec final : public Codec {
   }
 
   // A page is a tile, but that unused slots hold anything.
-  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-                    AttendScratch& scratch, const SoftmaxPartial& partial) const override {
-    if (shape_.dv % 16 != 0) return false;
+  int64_t AttendPacked(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                       int64_t last, AttendScratch& scratch,
+                       const SoftmaxPartial& partial) const override {
+    const PageView& page = pages.front();
+    if (shape_.dv % 16 != 0) return 0;
     AttendTileArgs tile = TileOf(args, page, args.raw_q, first, last, partial);
     tile.kt = reinterpret_cast<const float*>(page.packed);
     tile.v = tile.kt + shape_.dk * block_;
     tile.k_ahead = tile.v_ahead = BytesAhead(args, page);
     AttendTile(tile, scratch);
-    return true;
+    return 1;
   }
 
   void DecodeKeys(int, int, const float*, const PageView& page, float* kt) const override {

@@ -69,8 +69,9 @@ class GroupedCodec final : public Codec {
   const CodecTraits& traits() const override { return traits_; }
   PageBytes PageSize(int, int) const override { return size_; }
   Error Encode(const EncodeArgs& args) const override;
-  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-                    AttendScratch& scratch, const SoftmaxPartial& partial) const override;
+  int64_t AttendPacked(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                       int64_t last, AttendScratch& scratch,
+                       const SoftmaxPartial& partial) const override;
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;
   void DecodeValues(int layer, int head, const float* state, const PageView& page,
@@ -199,11 +200,12 @@ void GroupedCodec::Unpack(const CodeRows& rows, float* out) const {
 }
 
 // The same steps as over tiles. Keys that have to be turned are a tile all the same, which stays in the first-level cache alone.
-bool GroupedCodec::AttendPacked(const AttendArgs& args, const PageView& page, int64_t first,
-                                int64_t last, AttendScratch& scratch,
-                                const SoftmaxPartial& partial) const {
+int64_t GroupedCodec::AttendPacked(const AttendArgs& args, std::span<const PageView> pages,
+                                   int64_t first, int64_t last, AttendScratch& scratch,
+                                   const SoftmaxPartial& partial) const {
+  const PageView& page = pages.front();
   if (last - first > kDirectCodeRows || shape_.dv % 16 != 0 || !IsWhole(page) || !HaveCodeTables())
-    return false;
+    return 0;
   const CodeRows keys = RowsOf(page.packed, key_words_, shape_.dk, shape_.dk, block_);
   const CodeRows values =
       RowsOf(page.packed + size_.k, value_words_, block_, page.tokens, shape_.dv);
@@ -224,7 +226,7 @@ bool GroupedCodec::AttendPacked(const AttendArgs& args, const PageView& page, in
   tile.code_v = &values;
   tile.v_ahead = ahead;
   AttendTile(tile, scratch);
-  return true;
+  return 1;
 }
 
 void GroupedCodec::DecodeKeys(int layer, int, const float*, const PageView& page, float* kt) const {

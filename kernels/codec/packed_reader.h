@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/attention.h"
 #include "kernels/codec/page_turns.h"
@@ -26,9 +27,9 @@ struct PackedReading {
 void GiveTurned(const AttendArgs& args, int64_t first, PackedScratch& scratch, float** o,
                 float** o_m);
 
-// Codec::AttendPacked with args.prepared set: false when the page lies beyond the angles' tables.
-bool AttendPackedView(const PackedReading& reading, const AttendArgs& args, const PageView& view,
-                      int64_t first, int64_t last, AttendScratch& scratch,
-                      const SoftmaxPartial& partial);
+// Codec::AttendPacked with args.prepared set: pages up to the first that lies beyond the angles' tables.
+int64_t AttendPackedViews(const PackedReading& reading, const AttendArgs& args,
+                          std::span<const PageView> views, int64_t first, int64_t last,
+                          AttendScratch& scratch, const SoftmaxPartial& partial);
 
 }  // namespace kvring

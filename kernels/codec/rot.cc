@@ -116,9 +116,10 @@ class RotCodec final : public Codec {
     if (key_.trellis || (StateFloats() > 0 && args.state == nullptr)) return false;
     return reader_.Prepare(args, state_.Mean(args.state), queries);
   }
-  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-                    AttendScratch& scratch, const SoftmaxPartial& partial) const override {
-    return reader_.Attend(args, page, first, last, state_.Mean(args.state), scratch, partial);
+  int64_t AttendPacked(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                       int64_t last, AttendScratch& scratch,
+                       const SoftmaxPartial& partial) const override {
+    return reader_.Attend(args, pages, first, last, state_.Mean(args.state), scratch, partial);
   }
   void DecodeKeys(int layer, int head, const float* state, const PageView& page,
                   float* kt) const override;

@@ -38,21 +38,21 @@ void RotReader::AttendPlain(const AttendArgs& args, const PageView& page, int64_
   AttendPackedRef(form, *turns_[args.layer], rows, partial.Slice(first, last - first));
 }
 
-bool RotReader::Attend(const AttendArgs& args, const PageView& view, int64_t first, int64_t last,
-                       const float* mean, AttendScratch& scratch,
-                       const SoftmaxPartial& partial) const {
-  if (args.prepared == nullptr) return false;
+int64_t RotReader::Attend(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                          int64_t last, const float* mean, AttendScratch& scratch,
+                          const SoftmaxPartial& partial) const {
+  if (args.prepared == nullptr) return 0;
   const PageTurns& turns = *turns_[args.layer];
   if (args.form.math == AttentionMath::kPlainInt8) {
-    if (!turns.Covers(view.begin)) return false;
-    AttendPlain(args, view, first, last, mean, partial);
-    return true;
+    if (!turns.Covers(pages.front().begin)) return 0;
+    AttendPlain(args, pages.front(), first, last, mean, partial);
+    return 1;
   }
   const PackedReading reading{
       options_.form,
       {0, options_.k_word_bytes, options_.k_bytes, options_.k_bytes + options_.v_word_bytes},
       &turns};
-  return AttendPackedView(reading, args, view, first, last, scratch, partial);
+  return AttendPackedViews(reading, args, pages, first, last, scratch, partial);
 }
 
 }  // namespace kvring

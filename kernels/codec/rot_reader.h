@@ -28,8 +28,9 @@ class RotReader {
   // mean: [dk] before RoPE, null for none. False when this shape is read as tiles (blocks other than 64 tokens, several scales
   // a vector, head sizes that are no multiple of 32).
   bool Prepare(const AttendArgs& args, const float* mean, PackedQueries& queries) const;
-  bool Attend(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-              const float* mean, AttendScratch& scratch, const SoftmaxPartial& partial) const;
+  int64_t Attend(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                 int64_t last, const float* mean, AttendScratch& scratch,
+                 const SoftmaxPartial& partial) const;
 
  private:
   void AttendPlain(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,

@@ -182,9 +182,10 @@ class TcCodec final : public Codec {
     if (reader_ == nullptr || (adapt_ && args.state == nullptr)) return false;
     return reader_->Prepare(args, ValueTurn(args.state), queries);
   }
-  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-                    AttendScratch& scratch, const SoftmaxPartial& partial) const override {
-    return reader_ != nullptr && reader_->Attend(args, page, first, last, scratch, partial);
+  int64_t AttendPacked(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                       int64_t last, AttendScratch& scratch,
+                       const SoftmaxPartial& partial) const override {
+    return reader_ == nullptr ? 0 : reader_->Attend(args, pages, first, last, scratch, partial);
   }
   void FinishPacked(const AttendArgs& args, AttendScratch& scratch,
                     const SoftmaxPartial& partial) const override {

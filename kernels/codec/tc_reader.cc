@@ -86,17 +86,18 @@ bool TcReader::Prepare(const AttendArgs& args, const TcTurn& value, PackedQuerie
   return true;
 }
 
-bool TcReader::Attend(const AttendArgs& args, const PageView& view, int64_t first, int64_t last,
-                      AttendScratch& scratch, const SoftmaxPartial& partial) const {
-  if (args.prepared == nullptr) return false;
+int64_t TcReader::Attend(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                         int64_t last, AttendScratch& scratch,
+                         const SoftmaxPartial& partial) const {
+  if (args.prepared == nullptr) return 0;
   const PageTurns& turns = *turns_[args.layer];
   if (args.form.math == AttentionMath::kPlainInt8) {
-    if (!turns.Covers(view.begin)) return false;
-    AttendPlain(args, view, first, last, scratch, partial);
-    return true;
+    if (!turns.Covers(pages.front().begin)) return 0;
+    AttendPlain(args, pages.front(), first, last, scratch, partial);
+    return 1;
   }
   const PackedReading reading{FormOf(At(args)), places_[At(args)], &turns};
-  return AttendPackedView(reading, args, view, first, last, scratch, partial);
+  return AttendPackedViews(reading, args, pages, first, last, scratch, partial);
 }
 
 void TcReader::AttendPlain(const AttendArgs& args, const PageView& view, int64_t first,

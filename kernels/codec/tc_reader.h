@@ -26,8 +26,8 @@ class TcReader {
   // value: of args.state. False when this shape is read as tiles (blocks other than 64 tokens, head sizes that are no multiple
   // of 16).
   bool Prepare(const AttendArgs& args, const TcTurn& value, PackedQueries& queries) const;
-  bool Attend(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-              AttendScratch& scratch, const SoftmaxPartial& partial) const;
+  int64_t Attend(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                 int64_t last, AttendScratch& scratch, const SoftmaxPartial& partial) const;
   void Finish(const AttendArgs& args, AttendScratch& scratch, const SoftmaxPartial& partial) const;
 
  private:

@@ -111,6 +111,8 @@ struct ClassedCodes {
     }
   }
 
+  void AddValues(const PackedPage&, int64_t, const float*, float*) const {}  // kSteps
+
   // Classes without bits behind the last group belong to it.
   void ValueGroup(const ClassArgs& t, int group, int64_t count) const {
 #if KVRING_VNNI
@@ -141,12 +143,12 @@ struct ClassedCodes {
 
 }  // namespace
 
-void AttendClassPageImpl(const PackedForm& form, const PackedPage& page, const PackedPage* next,
-                         const PackedRows& rows, PackedScratch& scratch) {
+void AttendClassPagesImpl(const PackedForm& form, const PackedRun& run, const PackedRows& rows,
+                          PackedScratch& scratch) {
   const PackedRoom& room = scratch.room;
   if (room.terms == 2 && room.groups == 1)
-    return StepThroughPage<ClassedCodes<true>>(form, page, next, rows, scratch);
-  StepThroughPage<ClassedCodes<false>>(form, page, next, rows, scratch);
+    return StepThroughPages<ClassedCodes<true>>(form, run, rows, scratch);
+  StepThroughPages<ClassedCodes<false>>(form, run, rows, scratch);
 }
 
 }  // namespace kvring::HWY_NAMESPACE
@@ -155,11 +157,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvring {
 
-HWY_EXPORT(AttendClassPageImpl);
+HWY_EXPORT(AttendClassPagesImpl);
 
-void AttendClassPage(const PackedForm& form, const PackedPage& page, const PackedPage* next,
-                     const PackedRows& rows, PackedScratch& scratch) {
-  HWY_DYNAMIC_DISPATCH(AttendClassPageImpl)(form, page, next, rows, scratch);
+void AttendClassPages(const PackedForm& form, const PackedRun& run, const PackedRows& rows,
+                      PackedScratch& scratch) {
+  HWY_DYNAMIC_DISPATCH(AttendClassPagesImpl)(form, run, rows, scratch);
 }
 
 }  // namespace kvring

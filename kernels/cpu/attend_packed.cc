@@ -82,12 +82,18 @@ struct WordCodes {
   }
 
   void Values(const PackedPage& page, int64_t count) const {
+    AddValues(page, count, nullptr, nullptr);
+  }
+
+  void AddValues(const PackedPage& page, int64_t count, const float* step, float* o) const {
     DotArgs t = Side(page, page.v_words, form.dv, kPackedBlock);
     if (!fused) t.words = room.values;
     t.a = reinterpret_cast<const uint32_t*>(room.weights);
     t.lda = kPackedBlock / 4;
     t.out = room.sums;
     t.ldo = form.dv;
+    t.step = step;
+    t.o = o;
     DotBits<DotKind::kWeight>(fused ? form.bits : kReady, t, form.dv, count);
   }
 
@@ -98,9 +104,9 @@ struct WordCodes {
 
 }  // namespace
 
-void AttendWordPage(const PackedForm& form, const PackedPage& page, const PackedPage* next,
-                    const PackedRows& rows, PackedScratch& scratch) {
-  StepThroughPage<WordCodes>(form, page, next, rows, scratch);
+void AttendWordPages(const PackedForm& form, const PackedRun& run, const PackedRows& rows,
+                     PackedScratch& scratch) {
+  StepThroughPages<WordCodes>(form, run, rows, scratch);
 }
 
 }  // namespace kvring::HWY_NAMESPACE
@@ -110,7 +116,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvring {
 namespace {
 
-HWY_EXPORT(AttendWordPage);
+HWY_EXPORT(AttendWordPages);
 
 // Each part on whole cache lines.
 void MakeRoom(const PackedForm& form, int stride, PackedScratch& scratch) {
@@ -128,7 +134,7 @@ void MakeRoom(const PackedForm& form, int stride, PackedScratch& scratch) {
                            kPackedGroup * form.dv,
                            slots * room.groups,
                            slots / 4 * room.groups,
-                           kPackedGroup * stride,
+                           kPackedGroup * ((stride + 31) / 32 * 32),
                            form.bits > 0 ? 0 : 2 * slots * room.groups};
   constexpr int kPieces = std::size(sizes);
   int64_t words = 16;
@@ -166,12 +172,12 @@ bool PackedFormFits(const PackedForm& form) {
   return keys && form.dv % 16 == 0 && std::max(form.dk, form.dv) <= kPackedMaxDim;
 }
 
-void AttendPackedPage(const PackedForm& form, const PackedPage& page, const PackedPage* next,
-                      const PackedRows& rows, PackedScratch& scratch) {
+void AttendPackedPages(const PackedForm& form, const PackedRun& run, const PackedRows& rows,
+                       PackedScratch& scratch) {
   const int stride = rows.queries->stride;
   if (!HasRoom(form, stride, scratch.room)) MakeRoom(form, stride, scratch);
-  if (form.bits == 0) return AttendClassPage(form, page, next, rows, scratch);
-  HWY_DYNAMIC_DISPATCH(AttendWordPage)(form, page, next, rows, scratch);
+  if (form.bits == 0) return AttendClassPages(form, run, rows, scratch);
+  HWY_DYNAMIC_DISPATCH(AttendWordPages)(form, run, rows, scratch);
 }
 
 }  // namespace kvring

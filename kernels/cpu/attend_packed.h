@@ -77,6 +77,15 @@ struct PackedForm {
 // True when the codes of this form come apart in whole words.
 bool PackedFormFits(const PackedForm& form);
 
+// The bias of a page's slots as a sum of even and odd functions of the offset from its middle (kernels/codec/page_turns.h).
+struct BiasBasis {
+  int functions = 0;  // of each parity, an even number
+  int folded = 0;  // planes before this one are a function each, the others two functions together
+  // 32767 times the functions at offsets k + 1/2, k < 32: [functions / 2][2][32][2]: even, then odd ones, two a pair.
+  const int16_t* values = nullptr;
+  const float* fold = nullptr;  // [4][stride - folded]: of both even and both odd functions
+};
+
 struct PackedPage {
   // One width: [dk * bits / 32][64]; classes: their planes, 64 bits bytes a class.
   const uint8_t* k_words = nullptr;
@@ -84,9 +93,7 @@ struct PackedPage {
   const uint8_t* v_words = nullptr;   // [64 * bits / 32][dv], or planes
   const uint8_t* v_scales = nullptr;  // [groups][64]
   int64_t next = 0;                   // bytes from this page to the one read next, 0: unknown
-  // 32767 times cosines and sines of offsets k + 1/2 from the page's middle, k < 32: [stride / 2][2][32][2], two planes a
-  // pair.
-  const int16_t* cosines = nullptr;
+  const BiasBasis* basis = nullptr;
   const float* turn = nullptr;  // [2][stride] cos, sin of the page's middle, position begin + 31.5
   int64_t begin = 0;            // position of slot 0
   int first = 0, tokens = 0;    // slots that are read: [first, tokens)
@@ -115,14 +122,21 @@ inline constexpr int64_t kFusedRows = 8;
 // Rows that go through the steps of a page together.
 inline constexpr int64_t kPackedGroup = 12;
 
-// Adds the page's slots [first, tokens) at or before each row's position; rows that see none are not touched.
-// next: the page that the same rows read after this one, if known: with few rows its scores are formed between the steps of
-// this page's softmax, which would wait for itself otherwise. page.turn is not read when the scratch Holds the page.
-void AttendPackedPage(const PackedForm& form, const PackedPage& page, const PackedPage* next,
-                      const PackedRows& rows, PackedScratch& scratch);
+// Pages that rows read one after the other. next: what the same rows read after the last of them, if known: with few rows the
+// scores of each page are formed between the steps of the softmax of the one before it, which would wait for itself otherwise.
+// pages[0].turn is not read when the scratch Holds that page.
+struct PackedRun {
+  const PackedPage* pages = nullptr;
+  int64_t count = 0;
+  const PackedPage* next = nullptr;
+};
 
-// What AttendPackedPage calls for forms with classes, when the scratch has room.
-void AttendClassPage(const PackedForm& form, const PackedPage& page, const PackedPage* next,
-                     const PackedRows& rows, PackedScratch& scratch);
+// Adds each page's slots [first, tokens) at or before each row's position; rows that see none are not touched.
+void AttendPackedPages(const PackedForm& form, const PackedRun& run, const PackedRows& rows,
+                       PackedScratch& scratch);
+
+// What AttendPackedPages calls for forms with classes, when the scratch has room.
+void AttendClassPages(const PackedForm& form, const PackedRun& run, const PackedRows& rows,
+                      PackedScratch& scratch);
 
 }  // namespace kvring

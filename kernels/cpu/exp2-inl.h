@@ -58,6 +58,40 @@ HWY_INLINE V Exp2VecBelow(D d, V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kExp2Low)), hn::Mul(p, power));
 }
 
+// Exp2VecBelow of N registers, step by step for several of them: a processor sees too few instructions ahead to find the
+// independent ones in N whole chains.
+template <int N>
+HWY_INLINE void Exp2Each(F32V* x) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  constexpr int kTogether = N <= 8 ? N : N / 2;  // registers: three each, and constants
+  static_assert(N % kTogether == 0);
+  const F32 d;
+#pragma GCC unroll 2
+  for (int first = 0; first < N; first += kTogether, x += kTogether) {
+    F32V n[kTogether], f[kTogether], p[kTogether];
+#pragma GCC unroll 8
+    for (int i = 0; i < kTogether; ++i) {
+      n[i] = F32V{_mm512_roundscale_ps(x[i].raw, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+      f[i] = hn::Sub(x[i], n[i]);
+      p[i] = hn::MulAdd(hn::Set(d, kExp2Poly[5]), f[i], hn::Set(d, kExp2Poly[4]));
+    }
+#pragma GCC unroll 8
+    for (int c = 3; c >= -1; --c) {
+      const F32V add = hn::Set(d, c < 0 ? 1.0f : kExp2Poly[c < 0 ? 0 : c]);
+#pragma GCC unroll 8
+      for (int i = 0; i < kTogether; ++i) p[i] = hn::MulAdd(p[i], f[i], add);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kTogether; ++i) {
+      const __mmask16 some = _mm512_cmp_ps_mask(x[i].raw, _mm512_set1_ps(kExp2Low), _CMP_NLT_UQ);
+      x[i] = F32V{_mm512_maskz_scalef_ps(some, p[i].raw, n[i].raw)};
+    }
+  }
+#else
+  for (int i = 0; i < N; ++i) x[i] = Exp2VecBelow(F32(), x[i]);
+#endif
+}
+
 template <class D, class V>
 HWY_INLINE V Exp2Vec(D d, V x) {
   const hn::RebindToUnsigned<D> du;

@@ -58,6 +58,9 @@ struct DotArgs {
   const int32_t* q_sum = nullptr;  // [rows], kQuery: PackedQueries::q_sum
   int32_t* out = nullptr;          // [rows][ldo]
   int64_t ldo = 0;
+  // kWeight, not null: o [rows][ldo] += step [rows] times the sums, and `out` stays as it is.
+  const float* step = nullptr;
+  float* o = nullptr;
 };
 
 template <int kBits>
@@ -87,8 +90,9 @@ HWY_INLINE void Keep([[maybe_unused]] U32V& x) {
 #endif
 }
 
-// Into the second-level cache: requests for the first level are few, and fill up with a page's lines.
-HWY_INLINE void FetchAhead(const void* line) { __builtin_prefetch(line, 0, 2); }
+// Into the first-level cache. Where requests are for the second level alone, Zen 5 took up to twice as long at some addresses of
+// pages and not at others; why is not known.
+HWY_INLINE void FetchAhead(const void* line) { __builtin_prefetch(line, 0, 3); }
 
 // From the bits of a word to the bytes that are multiplied.
 template <DotKind kKind, int kBits>
@@ -284,11 +288,29 @@ struct Strip {
     } else {
       for (int64_t g = 0; g < t.groups; g += kPer, words += t.stride) Part<0>(t, levels, words, g);
     }
+    kKind == DotKind::kWeight&& t.o != nullptr ? AddToFloats(t) : StoreSums(t);
+  }
+
+  HWY_INLINE void StoreSums(const DotArgs& t) const {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v)
         hn::StoreU(sum[r][v], I32(), t.out + r * t.ldo + lane + v * kLanes);
+    }
+  }
+
+  HWY_INLINE void AddToFloats(const DotArgs& t) const {
+    const F32 d;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const F32V step = hn::Set(d, t.step[r]);
+      float* const o = t.o + r * t.ldo + lane;
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) {
+        const F32V x = hn::ConvertTo(d, sum[r][v]);
+        hn::StoreU(hn::MulAdd(x, step, hn::LoadU(d, o + v * kLanes)), d, o + v * kLanes);
+      }
     }
   }
 };
@@ -319,6 +341,7 @@ HWY_NOINLINE void Dot(const DotArgs& args, int64_t lanes, int64_t rows) {
     t.out += kDotRows * t.ldo;
     if (t.b != nullptr) t.b += kDotRows * t.lda;
     if (t.q_sum != nullptr) t.q_sum += kDotRows;
+    if (t.o != nullptr) t.step += kDotRows, t.o += kDotRows * t.ldo;
   }
   if (rows > 0) Dot<kKind, kBits>(t, lanes, rows);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of one page: bias, scores, weights, values, each for a few rows at a time so that what they pass on stays in
+// The steps of a page: bias, scores, weights, values, each for a few rows at a time so that what they pass on stays in
 // the first-level cache. Online softmax in base 2 as in attend_tile.cc. Included once per Highway target.
 //
 // Codes says how codes meet queries and weights:
@@ -10,6 +10,7 @@
 //   Unpack(page)                               levels of a page, before rows that are not fused
 //   Keys(page, queries, row, count, out)       [count][terms][64] sums of rows [row, row + count)
 //   Values(page, count)                        room.weights into room.sums
+//   AddValues(page, count, step, o)            o [count][dv] += step[row] times these sums, at once; not where kSteps
 //   kSteps, value_step                         whether coefficients of values have units of their own, and those
 #if defined(KVRING_CPU_PACKED_PAGE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVRING_CPU_PACKED_PAGE_INL_H_
@@ -18,6 +19,7 @@
 #define KVRING_CPU_PACKED_PAGE_INL_H_
 #endif
 
+#include <cstring>
 #include <limits>
 
 #include "hwy/highway.h"
@@ -26,44 +28,133 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvring::HWY_NAMESPACE {
 
-// z of some rows, turned to the page's middle and rounded to int16: [rows][2][stride], re, then im.
-inline void TurnToPage(const PackedQueries& q, int64_t first, int64_t rows, const float* turn,
-                       uint32_t* out) {
-  const F32 d;
-  const int64_t stride = q.stride;
-  int16_t* to = reinterpret_cast<int16_t*>(out);
-  for (int64_t r = 0; r < rows; ++r, to += 2 * stride) {
-    const float* const z = q.z.data() + (first + r) * 2 * stride;
-    for (int64_t p = 0; p < stride; p += static_cast<int64_t>(hn::Lanes(d))) {
-      const auto re = hn::LoadU(d, z + p), im = hn::LoadU(d, z + stride + p);
-      const auto c = hn::LoadU(d, turn + p), s = hn::LoadU(d, turn + stride + p);
-      StoreHalfWords(ToNearest(hn::MulAdd(im, s, hn::Mul(re, c))), to + p);
-      StoreHalfWords(ToNearest(hn::NegMulAdd(re, s, hn::Mul(im, c))), to + stride + p);
-    }
-  }
+// Numbers of a row's functions of one parity, so that no register is stored across cache lines: loads of its parts would wait.
+HWY_INLINE constexpr int64_t TurnedStride(const BiasBasis& basis) {
+  return (basis.functions + 31) / 32 * 32;
 }
 
-// Everything of a page that its rows share.
+// Coefficients of both even and both odd functions of the folded planes.
+struct FoldSums {
+  F32V sum[4][kSumRegisters];
+
+  HWY_INLINE FoldSums() {
+    for (auto& registers : sum)
+      for (F32V& v : registers) v = hn::Zero(F32());
+  }
+  // Register i of 16 planes, at `fold` those of a coefficient, which lie `count` apart.
+  HWY_INLINE void Add(int i, F32V re, F32V im, const float* fold, int64_t count) {
+    const F32 d;
+    sum[0][i] = hn::Add(sum[0][i], re);
+    sum[1][i] = hn::MulAdd(re, hn::LoadU(d, fold + count), sum[1][i]);
+    sum[2][i] = hn::MulAdd(im, hn::LoadU(d, fold + 2 * count), sum[2][i]);
+    sum[3][i] = hn::MulAdd(im, hn::LoadU(d, fold + 3 * count), sum[3][i]);
+  }
+  // To int16: the even ones, and the odd ones.
+  HWY_INLINE void Store(int16_t* even, int16_t* odd) const {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+    const __m128i total = _mm_cvtps_epi32(JoinedSums(sum));
+    const __m128i rounded = _mm_packs_epi32(total, total);
+    _mm_storeu_si32(even, rounded);
+    _mm_storeu_si32(odd, _mm_shuffle_epi32(rounded, 1));
+#else
+    alignas(16) float total[4];
+    AddLanes(sum, total);
+    const hn::FixedTag<float, 4> d;
+    const hn::FixedTag<int16_t, 4> d16;
+    alignas(8) int16_t rounded[4];
+    hn::Store(hn::DemoteTo(d16, hn::NearestInt(hn::Load(d, total))), d16, rounded);
+    std::memcpy(even, rounded, 4);
+    std::memcpy(odd, rounded + 2, 4);
+#endif
+  }
+};
+static_assert(kSumRows == 4);
+
+// A register of cosines and sines of a page's middle, and the planes of a row turned by them: parts that are even and odd about it.
+struct PlaneTurn {
+  F32V c, s;
+  HWY_INLINE PlaneTurn(const float* turn, int64_t stride)
+      : c(hn::LoadU(F32(), turn)), s(hn::LoadU(F32(), turn + stride)) {}
+  HWY_INLINE void Apply(const float* z, int64_t stride, F32V& even, F32V& odd) const {
+    const F32 d;
+    const F32V re = hn::LoadU(d, z), im = hn::LoadU(d, z + stride);
+    even = hn::MulAdd(im, s, hn::Mul(re, c));
+    odd = hn::NegMulAdd(re, s, hn::Mul(im, c));
+  }
+};
+
+// z of R rows, turned to the page's middle and rounded to int16: [R][2][TurnedStride], of even, then of odd functions.
+template <int R>
+HWY_INLINE void TurnRows(const float* z, int64_t stride, const BiasBasis& basis, const float* turn,
+                         int16_t* to) {
+  const int64_t folded = basis.folded, odds = TurnedStride(basis);
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(F32()));
+  F32V even, odd;
+  for (int64_t p = 0; p < folded; p += kLanes) {
+    const PlaneTurn by(turn + p, stride);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      by.Apply(z + 2 * r * stride + p, stride, even, odd);
+      StoreHalfWords(ToNearest(even), to + 2 * r * odds + p);
+      StoreHalfWords(ToNearest(odd), to + (2 * r + 1) * odds + p);
+    }
+  }
+  if (folded == stride) return;
+  FoldSums sums[R];
+  for (int64_t p = folded; p < stride; p += 16) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kSumRegisters; ++i) {
+      const int64_t at = p + i * kLanes;
+      const PlaneTurn by(turn + at, stride);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        by.Apply(z + 2 * r * stride + at, stride, even, odd);
+        sums[r].Add(i, even, odd, basis.fold + (at - folded), stride - folded);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+    sums[r].Store(to + 2 * r * odds + folded, to + (2 * r + 1) * odds + folded);
+}
+
+inline void TurnToPage(const PackedQueries& q, const BiasBasis& basis, int64_t first, int64_t rows,
+                       const float* turn, uint32_t* out) {
+  const float* z = q.z.data() + first * 2 * q.stride;
+  int16_t* to = reinterpret_cast<int16_t*>(out);
+  if constexpr (kSumRegisters == 1) {  // as many registers as there are
+    for (; rows >= 3; rows -= 3, z += 6 * q.stride, to += 6 * TurnedStride(basis))
+      TurnRows<3>(z, q.stride, basis, turn, to);
+  }
+  for (; rows > 0; --rows, z += 2 * q.stride, to += 2 * TurnedStride(basis))
+    TurnRows<1>(z, q.stride, basis, turn, to);
+}
+
+// Rows on their way through a run of pages: what of a page they share, and what stays the same between pages.
 template <class Codes>
 struct PageStep {
   using RowSums = LaneSums<Codes::kMaxGroups>;
-  PageStep(const PackedForm& form, const PackedPage& page, const PackedRows& rows,
-           const PackedRoom& room, int turn)
+  PageStep(const PackedForm& form, const PackedRows& rows, const PackedRoom& room)
       : form(form),
-        page(page),
         rows(rows),
         room(room),
-        turn(turn),
         fused(KVRING_VNNI && rows.rows <= kFusedRows),
-        codes(form, room, *rows.queries, fused) {
+        codes(form, room, *rows.queries, fused) {}
+
+  // to: the set of scores that is this page's.
+  HWY_INLINE void Enter(const PackedPage& of, int to) {
+    page = &of;
+    turn = to;
     for (int g = 0; g <= Codes::TermScale(codes.terms() - 1); ++g)
-      ScaleFloats(page.k_scales + g * kPackedBlock, k_scale[g]);
+      ScaleFloats(page->k_scales + g * kPackedBlock, k_scale[g]);
     for (int g = 0; g < codes.groups(); ++g)
-      ScaleFloats(page.v_scales + g * kPackedBlock, v_scale[g]);
+      ScaleFloats(page->v_scales + g * kPackedBlock, v_scale[g]);
+    is_plain = rows.scores == nullptr && page->first == 0 && page->tokens == kPackedBlock &&
+               rows.positions[0] >= page->begin + kPackedBlock - 1;
   }
 
-  // x = logits of row r (of the group); slots that it does not see are -inf.
-  HWY_INLINE void Logits(int64_t r, int end, F32V* x) const {
+  // x = logits of row r (of the group), of all slots.
+  HWY_INLINE void AllLogits(int64_t r, F32V* x) const {
     const F32 d;
     const PackedQueries& q = *rows.queries;
     const int64_t row = rows.first + group_first + r;
@@ -77,18 +168,25 @@ struct PageStep {
         x[i] = hn::MulAdd(sum, hn::Mul(scale[i], step), x[i]);
       }
     }
-    if (rows.scores != nullptr) {
-      float* const s = LogitsAt(r);
-      for (int i = 0; i < kParts; ++i) hn::StoreU(x[i], d, s + PartAt(i));
-      rows.scores->AddScores(row, page.begin + page.first, end - page.first, s + page.first);
-    }
-    if (page.first > 0 || end < kPackedBlock) Hide(end, x);
   }
 
-  // Slots outside [page.first, end).
+  // The same, where slots that the row does not see are -inf.
+  HWY_INLINE void Logits(int64_t r, int end, F32V* x) const {
+    const F32 d;
+    AllLogits(r, x);
+    if (rows.scores != nullptr) {
+      const int64_t row = rows.first + group_first + r;
+      float* const s = LogitsAt(r);
+      for (int i = 0; i < kParts; ++i) hn::StoreU(x[i], d, s + PartAt(i));
+      rows.scores->AddScores(row, page->begin + page->first, end - page->first, s + page->first);
+    }
+    if (page->first > 0 || end < kPackedBlock) Hide(end, x);
+  }
+
+  // Slots outside [page->first, end).
   void Hide(int end, F32V* x) const {
     const F32 d;
-    const F32V low = hn::Set(d, static_cast<float>(page.first));
+    const F32V low = hn::Set(d, static_cast<float>(page->first));
     const F32V high = hn::Set(d, static_cast<float>(end));
     const F32V never = hn::Set(d, kNoLogit);
     for (int i = 0; i < kParts; ++i) {
@@ -115,17 +213,27 @@ struct PageStep {
     }
   }
 
-  // What the row's sums are relative to, for these logits: a page's largest only where it passes the old one by more than the
-  // slack, so that most pages scale no sums and wait for no maximum over lanes.
-  HWY_INLINE float Reference(int64_t r, const F32V* x) {
+  // What each of R rows' sums are relative to, for these logits, is in rows.partial.m then: a page's largest only where it passes
+  // the old one by more than the slack, so that most pages scale no sums and wait for no maximum over lanes.
+  template <int R>
+  HWY_INLINE void MoveReferences(int64_t first, const F32V (&x)[R][kParts]) {
     const F32 d;
-    float* const m = rows.partial.m + group_first + r;
-    F32V top = x[0];
-    for (int i = 1; i < kParts; ++i) top = hn::Max(top, x[i]);
-    const F32V bound = hn::Set(d, *m + kPackedSlack);
-    if (!hn::AllFalse(d, hn::Gt(top, bound))) Move(r, hn::GetLane(hn::MaxOfLanes(d, top)));
-    if (rows.o != nullptr && rows.o_m[group_first + r] != *m) MoveTurned(r);
-    return *m;
+    const float* const m = rows.partial.m + group_first + first;
+    F32V top[R];
+    hn::Mask<F32> passes = hn::FirstN(d, 0);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      top[r] = x[r][0];
+      for (int i = 1; i < kParts; ++i) top[r] = hn::Max(top[r], x[r][i]);
+      passes = hn::Or(passes, hn::Gt(top[r], hn::Set(d, m[r] + kPackedSlack)));
+    }
+    if (HWY_LIKELY(hn::AllFalse(d, passes) && rows.o == nullptr)) return;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      if (!hn::AllFalse(d, hn::Gt(top[r], hn::Set(d, m[r] + kPackedSlack))))
+        Move(first + r, hn::GetLane(hn::MaxOfLanes(d, top[r])));
+      if (rows.o != nullptr && rows.o_m[group_first + first + r] != m[r]) MoveTurned(first + r);
+    }
   }
 
   static void Scale(float alpha, int64_t n, float* o) {
@@ -156,24 +264,60 @@ struct PageStep {
     rows.o_m[row] = rows.partial.m[row];
   }
 
-  // Row r's logits to weights p_n s_n of every group; sums of p and the largest weights by lanes.
-  HWY_INLINE void Weights(int64_t r, RowSums& of, int64_t place) {
+  // Logits of R rows from `first` on to weights p_n s_n of every group; sums of p and the largest weights by lanes.
+  template <int R>
+  HWY_INLINE void Weights(int64_t first, F32V (&x)[R][kParts], RowSums& of, int64_t place) {
     const F32 d;
-    F32V x[kParts];
-    Logits(r, ends[r], x);
-    const F32V shift = hn::Set(d, Reference(r, x));
-    float* const s = LogitsAt(r);
-    F32V* const sum = of.p[place];
-    for (int i = 0; i < kParts; ++i) {
-      const F32V p = Exp2VecBelow(d, hn::Sub(x[i], shift));
-      sum[i % kSumRegisters] = i < kSumRegisters ? p : hn::Add(sum[i % kSumRegisters], p);
-      for (int g = 0; g < codes.groups(); ++g) {
-        const F32V weight = hn::Mul(p, v_scale[g][i]);
-        hn::StoreU(weight, d, s + g * kPackedBlock + PartAt(i));
-        F32V& most = of.most[g][place];
-        most = i == 0 ? weight : hn::Max(most, weight);
+    MoveReferences<R>(first, x);
+    const float* const m = rows.partial.m + group_first + first;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const F32V shift = hn::Set(d, m[r]);
+#pragma GCC unroll 16
+      for (int i = 0; i < kParts; ++i) x[r][i] = hn::Sub(x[r][i], shift);
+    }
+    Exp2Each<R * kParts>(x[0]);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      float* const s = LogitsAt(first + r);
+      F32V* const sum = of.p[place + r];
+#pragma GCC unroll 16
+      for (int i = 0; i < kParts; ++i) {
+        const F32V p = x[r][i];
+        sum[i % kSumRegisters] = i < kSumRegisters ? p : hn::Add(sum[i % kSumRegisters], p);
+        for (int g = 0; g < codes.groups(); ++g) {
+          const F32V weight = hn::Mul(p, v_scale[g][i]);
+          hn::StoreU(weight, d, s + g * kPackedBlock + PartAt(i));
+          F32V& most = of.most[g][place + r];
+          most = i == 0 ? weight : hn::Max(most, weight);
+        }
       }
     }
+  }
+
+  template <int R>
+  HWY_INLINE void PlainWeights(int64_t first, RowSums& of) {
+    F32V x[R][kParts];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) AllLogits(first + r, x[r]);
+    Weights<R>(first, x, of, 0);
+  }
+
+  HWY_INLINE void WeightsOfRow(int64_t r, RowSums& of, int64_t place) {
+    F32V x[1][kParts];
+    is_plain ? AllLogits(r, x[0]) : Logits(r, ends[r], x[0]);
+    Weights<1>(r, x, of, place);
+  }
+
+  // Rows [first, first + count) of a group of at most kSumRows.
+  HWY_INLINE void WeightsOf(int64_t first, int64_t count, RowSums& of) {
+    if constexpr (kParts <= 4) {  // as many registers as there are
+      if (is_plain && count == 4) return PlainWeights<4>(first, of);
+      if (is_plain && count == 3) return PlainWeights<3>(first, of);
+      if (is_plain && count == 2) return PlainWeights<2>(first, of);
+    }
+    for (int64_t i = 0; i < count; ++i)
+      Sees(first + i) ? WeightsOfRow(first + i, of, i) : of.Clear(i, codes.groups());
   }
 
   // Weights to bytes, in steps that `inverse` is one over.
@@ -201,8 +345,10 @@ struct PageStep {
   void Begin(int64_t count) {
     for (int64_t r = 0; r < count; ++r) {
       const int64_t row = group_first + r;
-      const int64_t seen = rows.positions[row] - page.begin + 1;
-      ends[r] = static_cast<int>(std::min<int64_t>(page.tokens, seen));
+      if (!is_plain) {
+        const int64_t seen = rows.positions[row] - page->begin + 1;
+        ends[r] = static_cast<int>(std::min<int64_t>(page->tokens, seen));
+      }
       if (!Sees(r) || rows.partial.l[row] != 0.0f) continue;
       rows.partial.m[row] = kNoLogit;
       std::fill_n(rows.partial.o + row * form.dv, form.dv, 0.0f);
@@ -214,8 +360,8 @@ struct PageStep {
     for (int64_t first = 0; first < count; first += kSumRows) {
       RowSums of;
       const int64_t here = std::min<int64_t>(kSumRows, count - first);
-      for (int64_t i = 0; i < kSumRows; ++i)
-        i < here&& Sees(first + i) ? Weights(first + i, of, i) : of.Clear(i, codes.groups());
+      WeightsOf(first, here, of);
+      for (int64_t i = here; i < kSumRows; ++i) of.Clear(i, codes.groups());
       alignas(16) float sum[kSumRows];
       AddLanes(of.p, sum);
       for (int64_t i = 0; i < here; ++i) rows.partial.l[group_first + first + i] += sum[i];
@@ -237,11 +383,13 @@ struct PageStep {
     }
   }
 
-  bool Sees(int64_t r) const { return ends[r] > page.first; }
+  bool Sees(int64_t r) const { return is_plain || ends[r] > page->first; }
+
+  float* Sums() const { return rows.o == nullptr ? rows.partial.o : rows.o; }
 
   void AddValues(int64_t r) const {
     const F32 d;
-    float* const o = (rows.o == nullptr ? rows.partial.o : rows.o) + (group_first + r) * form.dv;
+    float* const o = Sums() + (group_first + r) * form.dv;
     const int32_t* const sums = room.sums + r * form.dv;
     F32V unit = hn::Set(d, step[0][r]);
     for (int64_t i = 0; i < form.dv; i += static_cast<int64_t>(hn::Lanes(d))) {
@@ -254,18 +402,22 @@ struct PageStep {
     }
   }
 
-  // Parts of the bias of rows [group_first, +count) for a page, into set `to`.
+  // Rows [group_first, +count) at the middle of a page; then the parts of their bias, into set `to`.
+  void Turn(const PackedPage& of, int64_t count) const {
+    const PackedQueries& q = *rows.queries;
+    if (q.planes > 0) TurnToPage(q, *of.basis, rows.first + group_first, count, of.turn, room.z);
+  }
   void Biases(const PackedPage& of, int64_t count, int to) const {
     const PackedQueries& q = *rows.queries;
     if (q.planes == 0) return;
-    TurnToPage(q, rows.first + group_first, count, of.turn, room.z);
+    const BiasBasis& basis = *of.basis;
     DotArgs t;
-    t.words = reinterpret_cast<const uint32_t*>(of.cosines);
+    t.words = reinterpret_cast<const uint32_t*>(basis.values);
     t.stride = t.ldo = kPackedBlock;
-    t.groups = q.stride / 2;
+    t.groups = basis.functions / 2;
     t.a = room.z;
-    t.b = room.z + q.stride / 2;
-    t.lda = q.stride;
+    t.b = room.z + TurnedStride(basis) / 2;
+    t.lda = TurnedStride(basis);
     t.out = room.bias[to];
     Dot<DotKind::kBias, kReady>(t, kPackedBlock, count);
   }
@@ -275,7 +427,9 @@ struct PageStep {
   }
 
   void Values(int64_t count) const {
-    codes.Values(page, count);
+    if (!Codes::kSteps && is_plain)
+      return codes.AddValues(*page, count, step[0], Sums() + group_first * form.dv);
+    codes.Values(*page, count);
     for (int64_t r = 0; r < count; ++r)
       if (Sees(r)) AddValues(r);
   }
@@ -285,10 +439,13 @@ struct PageStep {
     group_first = first;
     const int other = 1 - turn;
     if (!there) {
-      Biases(page, count, turn);
-      Keys(page, count, turn);
+      Turn(*page, count);
+      Biases(*page, count, turn);
+      Keys(*page, count, turn);
     }
     Begin(count);
+    // Between steps that wait for each other stand those of the next page.
+    if (next != nullptr) Turn(*next, count);
     AllWeights(count);
     if (next != nullptr) Biases(*next, count, other);
     if (next != nullptr) Keys(*next, count, other);
@@ -297,14 +454,15 @@ struct PageStep {
   }
 
   const PackedForm& form;
-  const PackedPage& page;
   const PackedRows& rows;
   const PackedRoom& room;
-  int turn;    // the set of scores that is this page's
   bool fused;  // codes are read from the page's words
   Codes codes;
+  const PackedPage* page = nullptr;
+  int turn = 0;
+  bool is_plain = false;  // every row sees every slot, and nobody collects scores
   int64_t group_first = 0;
-  int ends[kPackedGroup];  // slots [page.first, end) are seen; none when end <= page.first
+  int ends[kPackedGroup];  // slots [page->first, end) are seen; none when end <= page->first
   // Bytes a unit of weight, and what a byte stands for.
   alignas(16) float inverse[Codes::kMaxGroups][kPackedGroup], step[Codes::kMaxGroups][kPackedGroup];
   F32V k_scale[Codes::kMaxGroups][kParts], v_scale[Codes::kMaxGroups][kParts];
@@ -313,10 +471,10 @@ static_assert(kPackedGroup % kSumRows == 0);
 
 // A page for all rows.
 template <class Codes>
-HWY_INLINE void StepThroughPage(const PackedForm& form, const PackedPage& page,
-                                const PackedPage* next, const PackedRows& rows,
-                                PackedScratch& scratch) {
-  PageStep<Codes> step(form, page, rows, scratch.room, scratch.turn);
+HWY_INLINE void StepThroughPage(PageStep<Codes>& step, const PackedPage& page,
+                                const PackedPage* next, PackedScratch& scratch) {
+  const PackedRows& rows = step.rows;
+  step.Enter(page, scratch.turn);
   for (int g = 0; g <= Codes::TermScale(step.codes.terms() - 1); ++g)
     FetchAhead(page.k_scales + g * kPackedBlock + page.next);
   for (int g = 0; g < step.codes.groups(); ++g)
@@ -334,6 +492,16 @@ HWY_INLINE void StepThroughPage(const PackedForm& form, const PackedPage& page,
   step.codes.Unpack(page);
   for (int64_t r = 0; r < rows.rows; r += kPackedGroup)
     step.Group(r, std::min(kPackedGroup, rows.rows - r), false, nullptr);
+}
+
+template <class Codes>
+HWY_INLINE void StepThroughPages(const PackedForm& form, const PackedRun& run,
+                                 const PackedRows& rows, PackedScratch& scratch) {
+  PageStep<Codes> step(form, rows, scratch.room);
+  for (int64_t i = 0; i < run.count; ++i) {
+    const PackedPage* const next = i + 1 < run.count ? run.pages + i + 1 : run.next;
+    StepThroughPage(step, run.pages[i], next, scratch);
+  }
 }
 
 }  // namespace kvring::HWY_NAMESPACE

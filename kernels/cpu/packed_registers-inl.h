@@ -94,12 +94,16 @@ HWY_INLINE __m128 JoinLanes(__m512 a, __m512 b, __m512 c, __m512 d, const Join& 
   const __m512i first = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
   return _mm512_castps512_ps128(_mm512_permutexvar_ps(first, x));
 }
+
+HWY_INLINE __m128 JoinedSums(const F32V (&p)[kSumRows][kSumRegisters]) {
+  const auto add = [](__m512 x, __m512 y) HWY_ATTR { return _mm512_add_ps(x, y); };
+  return JoinLanes(p[0][0].raw, p[1][0].raw, p[2][0].raw, p[3][0].raw, add);
+}
 #endif
 
 HWY_INLINE void AddLanes(const F32V (&p)[kSumRows][kSumRegisters], float* sum) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  const auto add = [](__m512 x, __m512 y) HWY_ATTR { return _mm512_add_ps(x, y); };
-  _mm_store_ps(sum, JoinLanes(p[0][0].raw, p[1][0].raw, p[2][0].raw, p[3][0].raw, add));
+  _mm_store_ps(sum, JoinedSums(p));
 #else
   for (int r = 0; r < kSumRows; ++r) sum[r] = SumVirtual(p[r]);
 #endif

@@ -163,7 +163,7 @@ class PageBias {
  public:
   PageBias(const Form& form, const PageTurns& turns, const PageView& page, bool round)
       : turns_(turns), round_(round), planes_(form.rope->planes()), turn_(2 * turns.stride()) {
-    turns.Turn(page.begin, turn_.data());
+    turns.Turn({&page.begin, 1}, turn_.data());
     if (round) return;
     for (int t = 0; t < kSlots; ++t) {
       for (int p = 0; p < planes_; ++p) {
@@ -175,23 +175,47 @@ class PageBias {
   }
 
   float Of(const Query& query, int slot) const {
-    double sum = 0;
-    for (int p = 0; p < planes_; ++p) sum += Plane(query, p, slot);
+    const double sum = round_ ? Rounded(query, slot) : Exact(query, slot);
     return std::fma(static_cast<float>(sum), query.z_step, query.constant);
   }
 
  private:
-  double Plane(const Query& query, int p, int slot) const {
-    if (!round_) {
+  double Exact(const Query& query, int slot) const {
+    double sum = 0;
+    for (int p = 0; p < planes_; ++p) {
       const double* const angle = exact_.data() + 2 * (slot * planes_ + p);
-      return 32767.0 * (query.re[p] * angle[0] + query.im[p] * angle[1]);
+      sum += 32767.0 * (query.re[p] * angle[0] + query.im[p] * angle[1]);
     }
+    return sum;
+  }
+
+  // A plane at the page's middle.
+  std::array<float, 2> Turned(const Query& query, int p) const {
     const float c = turn_[p], s = turn_[turns_.stride() + p];
-    const double re = Step(std::fma(query.im[p], s, query.re[p] * c), true);
-    const double im = Step(std::fma(-query.re[p], s, query.im[p] * c), true);
+    return {std::fma(query.im[p], s, query.re[p] * c), std::fma(-query.re[p], s, query.im[p] * c)};
+  }
+
+  double Rounded(const Query& query, int slot) const {
     const bool late = slot >= kSlots / 2;
     const int k = late ? slot - kSlots / 2 : kSlots / 2 - 1 - slot;
-    return re * turns_.Cosine(p, k) + (late ? im : -im) * turns_.Sine(p, k);
+    double sum = 0;
+    const auto add = [&](int function, float even, float odd) {
+      sum += Step(even, true) * turns_.Even(function, k);
+      sum += Step(odd, true) * (late ? 1 : -1) * turns_.Odd(function, k);
+    };
+    const int folded = turns_.folded(), count = turns_.stride() - folded;
+    std::array<std::array<float, 16>, 4> sums{};  // of the folded planes, by lanes
+    for (int p = 0; p < planes_; ++p) {
+      const auto [even, odd] = Turned(query, p);
+      if (p < folded) add(p, even, odd);
+      for (int i = 0; p >= folded && i < 4; ++i) {
+        float& lane = sums[i][p % 16];
+        lane = std::fma(i < 2 ? even : odd, turns_.fold()[i * count + p - folded], lane);
+      }
+    }
+    if (count == 0) return sum;
+    for (int i = 0; i < 2; ++i) add(folded + i, TreeSum(sums[i]), TreeSum(sums[2 + i]));
+    return sum;
   }
 
   const PageTurns& turns_;

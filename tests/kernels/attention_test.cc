@@ -340,16 +340,16 @@ TEST(Attention, CompanionsThatSeeMoreOrLessChangeNoBit) {
 class OwnReader final : public PlainCodec {
  public:
   using PlainCodec::PlainCodec;
-  bool AttendPacked(const AttendArgs& args, const PageView& page, int64_t first, int64_t last,
-                    AttendScratch&, const SoftmaxPartial& partial) const override {
+  int64_t AttendPacked(const AttendArgs& args, std::span<const PageView> pages, int64_t first,
+                       int64_t last, AttendScratch&, const SoftmaxPartial& partial) const override {
     AttendArgs rows = args;
-    rows.pages = {&page, 1};
+    rows.pages = pages.first(1);
     rows.positions = args.positions.subspan(first, last - first);
     rows.raw_q += first * args.dk;
     rows.packed_q += first * args.dk;
     AttendPagesRef(rows, partial.Slice(first, last - first));
     rows_read += last - first;
-    return true;
+    return 1;
   }
   mutable int64_t rows_read = 0;
 };
