@@ -39,11 +39,16 @@ def names(text):
     return [part for part in text.split(",") if part]
 
 
+# How threads of OpenMP wait changes llama.cpp's decoding twofold: both programs run with their own defaults.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
 class Runner:
     """Runs one command at a time, and remembers how each was called and what it took."""
 
     def __init__(self, timeout):
         self.timeout = timeout
+        self.environment = {k: v for k, v in os.environ.items() if k not in WAITING}
         self.calls = []
 
     def run(self, command):
@@ -51,7 +56,7 @@ class Runner:
         print("+", " ".join(command), file=sys.stderr, flush=True)
         start = time.monotonic()
         with tempfile.TemporaryFile("w+") as out:
-            child = subprocess.Popen(command, stdout=out)
+            child = subprocess.Popen(command, stdout=out, env=self.environment)
             while True:
                 pid, status, usage = os.wait4(child.pid, os.WNOHANG)
                 if pid:

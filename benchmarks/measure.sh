@@ -12,8 +12,6 @@ bin=${BIN:-$here/../build/release/bin}
 math=${MATH:-auto}
 day=$(date -u +%F)
 mkdir -p "$out"
-# What other threads of OpenMP do while they wait must not take a core from the ones that work.
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
 context() { # NAME FLAG...
   echo "== $1"
