@@ -7,66 +7,7 @@
 // Pages are visited with a stride, as a sequence's pages of one (layer, head) lie in memory: the next page is never the
 // next address.
 //
-// Predicted before measuring, for AVX-512 with VNNI on a core that issues one 512-bit operation of a kind a cycle (Zen 4; two
-// on Zen 5 or Golden Cove), d = 64, 64 keys, g query heads, a page of 4224 bytes at 4 bits:
-//   scores 64 g, values 64 g, bias 128 g dot products;  rot4: 128 look-ups, 64 shifts, 66 loads;  softmax about 90 g.
-//   g = 3: 768 dot products (768 cycles), about 500 others on other ports: some 800 cycles, 215 ns at 3.7 GHz, 19.6 GB/s.
-//   rot3 (3200 bytes) and rot2 (2176) spend the same dot products: the same keys a second, so 14.9 and 10.1 GB/s; rot8 (8320
-//   bytes) is bound by memory. g = 1: some 350 cycles: bound by memory at 4 bits. g = 8: some 2200 cycles, bound by dot products.
-//   d = 128: twice everything but softmax: shares are those of d = 64 or a little better.
-// Measured on Zen 4 (3.7 GHz, 15 to 17 GB/s read): the bias was halved by its even and odd parts (64 g dot products), so g = 3
-// is bound by 576 dot products (157 ns) and spends 410 ns a page in cache: 170 in the dot products, 150 in softmax (45
-// operations for 16 keys and row, of which 12 share the ports of the dot products; steps of one page overlap little), the rest
-// in turning the bias and reading scales. g = 1 and rot8 reach 60 % of the read bandwidth, g = 3 at 4 bits 45 % with 4 KiB pages
-// of the system and 53 % with huge ones: a page's first lines wait for the walk through nested page tables.
-//
-// tc, predicted before measuring, against rot at the same bits (d = 64, g = 3, variances that fall 200-fold over the
-// coefficients, about as the small model's do: classes of 5 to 1 bits at tc3): the same dot products, and for each 8 coefficients
-// of 16 slots some 10 operations at 3, 5, 6 bits, 4 or 5 at 1, 2, 4 where rot needs 4 to 7; values add two halves of a register
-// a class and row (100 a page), weights are laid out in pairs (50), a key has two sums (40). In all some 500 operations more in
-// 1500: tc3 takes 1.2 to 1.3 times rot3's time, tc4 1.3 times rot4's, tc2 about 1.1 times rot2's, since classes without bits cost
-// nothing; with adapt and 32 pages a call another 3 %.
-// Measured on Zen 4 beside other work, best of many runs, ns a page in cache: tc4 536 to rot4's 433 (1.24), tc2 485 to 415 (1.17),
-// tc3 to rot3 1.26; 64 MB: 726 to 611 (1.19), 660 to 507 (1.30), 601 to 470 (1.28),
-// and tc3 by tiles 12192. Before the sums of keys stayed in registers across classes (a compiler that sees loops over
-// them in a switch keeps them in memory) tc4 took 686 and tc3 629.
-//
-// f16 direct, predicted before measuring (d = 64, g = 3, a page of 16 KiB): 2 x 64 x 64 x 3 / 16 = 1536 multiply-adds of 512 bits, 415 ns
-// at one a cycle; widening runs on other ports; softmax about 100 ns. So some 520 ns in cache, and memory binds: 0.9 to 1 us a page at
-// 16 to 18 GB/s. g = 1 takes a third of the multiply-adds, g = 8 has 1107 ns of them and is bound by arithmetic. f32 has twice the bytes.
-// Measured on Zen 4, ns a page in cache / 256 MB with 4 KiB pages of the system / with huge ones, share of the read bandwidth in brackets:
-//   f16 direct  g = 1   361 / 1271 (79 %) /  974 (97 %)      f16 tile  g = 3  1155 / 2964 (34 %)   before: 1331 / 3244 (31 %)
-//               g = 3   623 / 1221 (82 %) /  813 (116 %)     f32 direct  g = 3  700 / 2050 (98 %)   before: 1577 / 4175 (47 %)
-//               g = 4   776 / 1352 (74 %) /  963 (98 %)      d = 128, f16 direct  g = 1, 3, 4, 8: 256 MB with
-//               g = 8  1519 / 2084 (48 %) / 1739 (54 %)        4 KiB pages 2309, 2045, 2308, 3634 (87, 98, 87, 55 %)
-// More than all is possible because the share is of what plain loads read; the next page is asked for ahead. In cache 84 % of the time
-// goes into the products (samples of a profile): three quarters of that are what the multiply-adds need at
-// one a cycle. What huge pages save is walks through page tables. Instruction counts are of the code: this machine counts no events.
-// Exact rows, the open cell's (64 tokens), g = 3: predicted 700 to 870, measured 893 after RoPE (before: 2696) and 1273 before RoPE
-// (3496). By samples of the latter: 335 turning (512 multiplications, 256 additions, 512 loads and 256 stores of 512 bits), 306
-// transposing, 513 products, 83 softmax.
-//
-// int and nf, predicted 890 ns in cache for g = 3: 415 in multiply-adds, 277 in turning keys (1024 multiplications that must not be fused:
-// two angles are added, then applied), look-ups (a shift and a permutation for 16 codes) beside them, softmax 100.
-// Measured: int4 1421 in cache, 1713 at 256 MB (before: 2529, 4025); int3 1483, int2 1445, nf4 1422: bits do not matter. By samples: 463
-// turning keys, 390 values, 291 scores, 127 angles of the page's first position in double, 97 softmax. The multiply-adds
-// alone would take 208 ns of each of values and scores: a row's scale, offset and table and the look-ups (a load, a shift, a
-// permutation for 16 codes) do not hide behind them. Words kept in registers, without these loads, took as long: which port or
-// latency it is, is not known. g = 8 gains nothing over tiles in cache (2414, 2409): codes are looked up for
-// 6 rows and again for 2.
-//
-// nuq, by tiles in fp32: what binds are its keys, stored before RoPE. A page of d = 64 turns 32 planes of 4 registers, each 8 products and
-// 4 sums without fused operations (angle of the slot, then the plane), so 1024 products at one a cycle: 277 ns at 3.7 GHz. Beside them on
-// other ports: 256 shifts, 256 look-ups, 128 pairs of loads of angles, 256 stores at two cycles each. Values: 256 shifts and
-// look-ups (1.4 cycles a pair), 256 stores: 139 ns. The angles of the page's first position, 32 in double: 180 products, 50 ns. With outliers
-// keys are stored once more before they are turned (139 ns) and 62 slots a side are added one by one (a load, a sum and
-// a store each, 16 at a time to find their places).
-// Measured on Zen 4 beside other work, best of many runs, ns to decode keys + values of a page in cache (before: codes, outliers and
-// planes apart, angles one by one): nuq4 450 + 185 (1020 + 390), nuq3 470 + 205 (885 + 437), nuq2 453 + 194 (964 + 404), nuq4-1%
-// 612 + 233 (1010 + 475), nuq3-1% 614 + 261 (1033 + 497), nuq2-1% 624 + 242 (1053 + 485). The rest of a page, at g = 3 some 900 ns,
-// are the products and softmax of tiles. Whole, 256 MB, g = 3, million keys a second: nuq4 18.4 to 32.2 (14 % of the bandwidth), nuq3 16.0
-// to 33.7 (11 %), nuq2 19.3 to 37.7 (9 %), nuq4-1% 16.5 to 27.1 (13 %), nuq3-1% 15.2 to 29.7 (11 %), nuq2-1% 18.2 to 32.5 (9 %). About 0.2 of
-// that came from asking for the next page meanwhile, some lines at a time.
+// What was predicted, what was measured and what binds: docs/speed.md.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 

@@ -87,26 +87,49 @@ def llama(results):
     return table(("", "", "cache", "tokens/s", "times its best of that run", "peak MB"), rows)
 
 
-def kernels(results):
-    """One core, 256 MB of pages: share of the read bandwidth at that size, ns a page of 64 keys in brackets."""
-    cells, forms = {}, []
+def kernel_runs(results):
+    """{(codec, form): {(d, group, MB, huge, threads): run}}, in the order of the results."""
+    found = {}
     for result in results:
         for run in result["benchmarks"]:
-            match = re.match(r"BenchDecode/(.+?)_(tile|int8|direct)/d:(\d+)/group:(\d+)/MB:256/huge:(\d)", run["name"])
+            match = re.match(r"BenchDecode/(.+?)_(tile|int8|direct)/d:(\d+)/group:(\d+)/MB:(\d+)/huge:(\d)(.*/threads:(\d+))?", run["name"])
             if not match or run.get("run_type") == "aggregate" and run.get("aggregate_name") != "median":
                 continue
-            name, form, d, group, huge = match.groups()
-            if (name, form) not in forms:
-                forms.append((name, form))
-            cells[name, form, d, group, huge] = f"{run['of_read']:.0%} ({64e3 / run['Mkeys/s']:.0f})"
-    columns = [("64", g, "0") for g in "1348"] + [("64", "3", "1")] + [("128", g, "0") for g in "1348"]
-    head = [f"d {d}, group {g}" + (", huge pages" if huge == "1" else "") for d, g, huge in columns]
+            name, form, d, group, size, huge, _, threads = match.groups()
+            found.setdefault((name, form), {})[d, group, size, huge, int(threads or 1)] = run
+    return found
+
+
+def cell(run):
+    return f"{run['of_read']:.0%} ({64e3 / run['Mkeys/s']:.0f})" if run else ""
+
+
+def kernels(results):
+    """One core, 256 MB of pages: share of the read bandwidth at that size, ns a page of 64 keys in brackets."""
+    columns = [("64", g, "256", "1", 1) for g in "1348"] + [("128", g, "256", "0", 1) for g in "1348"]
+    head = [f"d {d}, group {g}" for d, g, _, _, _ in columns]
     return table(("codec", "read as", *head),
-                 [(name, form, *(cells.get((name, form, *c), "") for c in columns)) for name, form in forms])
+                 [(name, form, *(cell(runs.get(c)) for c in columns)) for (name, form), runs in kernel_runs(results).items()])
+
+
+def sizes(results):
+    """Head size 64, groups of 3, by bytes of pages, one core and all of them; and how many keys a second for one of f16."""
+    found = kernel_runs(results)
+    threads = max((key[4] for runs in found.values() for key in runs), default=1)
+    columns = [("64", "3", size, "1", n) for n in (1, threads) for size in ("64", "256", "1024", "4096")]
+    head = [("one core, " if n == 1 else "all, ") + size + " MB" for _, _, size, _, n in columns]
+    f16 = found.get(("f16", "direct"), {})
+    rows = []
+    for (name, form), runs in found.items():
+        over = [f"{runs[c]['Mkeys/s'] / f16[c]['Mkeys/s']:.1f}" if c in runs and c in f16 else "" for c in (columns[2], columns[6])]
+        if any(c in runs for c in columns):
+            rows.append((name, form, *(cell(runs.get(c)) for c in columns), *over))
+    return table(("codec", "read as", *head, "times f16, one core", "all cores"), rows)
 
 
 KINDS = {"machine": ("machine_peak", machine), "decode": ("bench_context", decode), "prefill": ("bench_context", prefill),
-         "llama": ("compare_llama", llama), "kernels": ("bench_attention", kernels)}
+         "llama": ("compare_llama", llama), "kernels": ("bench_attention", kernels),
+         "sizes": ("bench_attention", sizes)}
 
 
 def refresh(path, tables):

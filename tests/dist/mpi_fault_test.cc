@@ -81,9 +81,11 @@ TEST(MpiFaults, MismatchedKindsAreNamed) {
   const Outcome outcome = RunJob("kinds");
   EXPECT_EQ(outcome.exit_code, kLostRankExitCode) << outcome.output;
   // Whichever side meets the other's message first reports it from its own point of view and takes the others along.
-  EXPECT_THAT(outcome.output,
-              AnyOf(HasSubstr("rank 1 posted barrier as operation 1 where rank 0 posted all-gather"),
-                    ContainsRegex("rank [02] posted all-gather as operation 1 where rank 1 posted barrier")));
+  EXPECT_THAT(
+      outcome.output,
+      AnyOf(
+          HasSubstr("rank 1 posted barrier as operation 1 where rank 0 posted all-gather"),
+          ContainsRegex("rank [02] posted all-gather as operation 1 where rank 1 posted barrier")));
   EXPECT_LT(outcome.took, kLimit);
 }
 
