@@ -61,21 +61,19 @@ def read(paths):
 
 
 def kernel_points(result):
-    """One core, head size 64, groups of 3, 256 MB: the shape of the small model. Each codec in the form that runs."""
-    points, rate = [], None
-    runs = {}
+    """Head size 64, groups of 3, 256 MB, the shape of the small model: one core and all of them, each codec in the form that runs."""
+    points, rates, runs = [], {}, {}
     for run in result["benchmarks"]:
-        match = re.match(r"BenchDecode/(.+?)_(tile|int8|direct)/d:64/group:3/MB:256/huge:([01])", run["name"])
+        match = re.match(r"BenchDecode/(.+?)_(tile|int8|direct)/d:64/group:3/MB:256/huge:1(.*threads)?", run["name"])
         if match and (run.get("run_type") != "aggregate" or run.get("aggregate_name") == "median"):
-            runs[match[1], match[3], match[2]] = run
-    for (codec, huge, form), run in runs.items():
-        if form == "tile" and any((codec, huge, other) in runs for other in ("int8", "direct")):
+            runs[match[1], "kernel, all cores" if match[3] else "kernel, one core", match[2]] = run
+    for (codec, label, form), run in runs.items():
+        if form == "tile" and any((codec, label, other) in runs for other in ("int8", "direct")):
             continue
         bits = run["GB/s"] * 1e3 / run["Mkeys/s"] * 8 / (2 * 64)  # of a key's and a value's elements
-        label = "one core, kernel" + (", huge pages" if huge == "1" else "")
-        points.append((label, codec.replace("_1pct", "-1%"), bits, run["GB/s"] * 1e9))
-        rate = run["GB/s"] * 1e9 / run["of_read"]
-    return points, [("one core, kernel", rate)] if rate else []
+        points.append((label, codec, bits, run["GB/s"] * 1e9))
+        rates[label] = run["GB/s"] * 1e9 / run["of_read"]
+    return points, list(rates.items())
 
 
 def save(figure, prefix, kind, notes):
@@ -93,8 +91,8 @@ def plot_depth(points, prefix, notes):
     for side, kv, depth, rate in points:
         lines.setdefault((side, kv), {}).setdefault(depth, []).append(rate)
     figure, axes = plt.subplots(figsize=(8, 5))
-    # The fastest at its deepest first, so that the legend's order is that of the lines.
-    for (side, kv), by_depth in sorted(lines.items(), key=lambda l: -l[1][max(l[1])][0]):
+    # The fastest at its first depth first, so that the legend's order is that of the lines.
+    for (side, kv), by_depth in sorted(lines.items(), key=lambda l: -l[1][min(l[1])][0]):
         depths = sorted(by_depth)
         rates = [sum(by_depth[d]) / len(by_depth[d]) for d in depths]
         ours = side == "kvring"
@@ -117,18 +115,28 @@ def plot_depth(points, prefix, notes):
     save(figure, prefix, "depth", notes)
 
 
+def family(codec):
+    name = re.sub(r"[0-9.]+", "", codec.split(":")[0].split("-")[0])
+    return name + "-1%" if "-1%" in codec else "f16, f32" if name == "f" else name
+
+
 def plot_bits(points, reads, prefix, notes):
+    """A line is a family of codecs read in one way: colours are families, marks and dashes the ways."""
     figure, axes = plt.subplots(figsize=(8, 5))
-    labels = sorted({p[0] for p in points})
-    for label, mark in zip(labels, "osD^vP"):
-        own = sorted((bits, rate, kv) for of, kv, bits, rate in points if of == label)
-        line, = axes.plot([p[0] for p in own], [p[1] * 1e-9 for p in own], marker=mark, label=label)
-        for bits, rate, kv in own:
-            axes.annotate(kv, (bits, rate * 1e-9), textcoords="offset points", xytext=(5, 5), fontsize=8)
+    families = list(dict.fromkeys(family(p[1]) for p in points))
+    colours = dict(zip(families, ("#009E73", "#0072B2", "#E69F00", "#56B4E9", "#000000", "#CC79A7", "#D55E00")))
+    for label, mark, dash in zip(sorted({p[0] for p in points}), "osD^vP", ("-", "--", ":", "-.")):
+        for name in families:
+            own = sorted((bits, rate) for of, kv, bits, rate in points if of == label and family(kv) == name)
+            axes.plot([p[0] for p in own], [p[1] * 1e-9 for p in own], mark + dash, color=colours.get(name, "#999999"), markersize=5)
+        axes.plot([], [], mark + dash, color="#777777", label=label)
         rates = [rate for of, rate in reads if of == label]
         if rates:
-            axes.axhline(max(rates) * 1e-9, color=line.get_color(), linestyle=":", linewidth=1.2,
-                         label=f"read bandwidth: {label}")
+            axes.axhline(max(rates) * 1e-9, color="#777777", linestyle=dash, linewidth=0.8)
+            axes.annotate(f"read bandwidth: {label}", (16.4, max(rates) * 1e-9), textcoords="offset points", xytext=(0, 3),
+                          ha="right", fontsize=7, color="#777777")
+    for name in families:
+        axes.plot([], [], "s", color=colours.get(name, "#999999"), label=name)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     axes.grid(True, color="#e4e4e4", linewidth=0.6)
@@ -136,7 +144,7 @@ def plot_bits(points, reads, prefix, notes):
     axes.set_xlabel("bits an element, scales included")
     axes.set_ylabel("GB of pages read per second")
     axes.set_title("How fast attention reads packed pages")
-    axes.legend(fontsize=9)
+    axes.legend(fontsize=8, ncol=2, loc="lower right", bbox_to_anchor=(0.93, 0.02))
     save(figure, prefix, "bits", notes)
 
 
