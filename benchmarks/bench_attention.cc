@@ -321,6 +321,7 @@ void DecodeArgs(benchmark::internal::Benchmark* bench) {
     for (int group : {1, 3, 4}) bench->Args({d, group, 1, 0});
   for (int group : {8, 48, 384}) bench->Args({64, group, 1, 0});  // many rows: prefill
 }
+
 // By the wall clock, beside what all cores read together.
 void AllCoresArgs(benchmark::internal::Benchmark* bench) {
   bench->Unit(benchmark::kMillisecond)->ArgNames({"d", "group", "MB", "huge"})->UseRealTime();

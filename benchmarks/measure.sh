@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # All speed figures of a machine in one go, as dated JSON and pictures: limits first, then kernels, whole steps, a million tokens, and
-# llama.cpp where a llama-bench is given. On an idle machine of 2 cores about half an hour, without llama.cpp's deep rows.
+# llama.cpp where a llama-bench is given. On an idle machine of 2 cores an hour or so, most of it kernels, without llama.cpp's deep rows.
 # Usage: benchmarks/measure.sh MODEL.gguf [OUT_DIR [LLAMA_BENCH]]   (environment: BIN, MATH, DEPTHS and TYPES of the comparison)
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

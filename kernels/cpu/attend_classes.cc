@@ -111,8 +111,6 @@ struct ClassedCodes {
     }
   }
 
-  void AddValues(const PackedPage&, int64_t, const float*, float*) const {}  // kSteps
-
   // Classes without bits behind the last group belong to it.
   void ValueGroup(const ClassArgs& t, int group, int64_t count) const {
 #if KVRING_VNNI

@@ -325,8 +325,9 @@ struct PageStep {
   }
 
   void Values(int64_t count) const {
-    if (!Codes::kSteps && is_plain)
-      return codes.AddValues(*page, count, step[0], Sums() + group_first * form.dv);
+    if constexpr (!Codes::kSteps) {
+      if (is_plain) return codes.AddValues(*page, count, step[0], Sums() + group_first * form.dv);
+    }
     codes.Values(*page, count);
     for (int64_t r = 0; r < count; ++r)
       if (Sees(r)) AddValues(r);
