@@ -71,14 +71,14 @@ class Batch {
               reading.turns->fold()};
   }
 
-  // The first of `views`; none when its angles are beyond the tables. after: null, or what is read next. has_turn: the first one's
-  // angles are not needed.
-  PackedRun Fill(std::span<const PageView> views, const PageView* after, bool has_turn) {
+  // The first of `views`; none when its angles are beyond the tables. looks_ahead: with what is read after them. has_turn: the first
+  // one's angles are not needed.
+  PackedRun Fill(std::span<const PageView> views, bool looks_ahead, bool has_turn) {
     int64_t count = std::min<int64_t>(kPages, std::ssize(views));
     // Sinks of a page are added before it, so it begins a run.
     for (int64_t i = 1; i < count; ++i)
       if (views[i].sinks > 0) count = i;
-    if (count < std::ssize(views)) after = NextPage(args_, views[count - 1]);
+    const PageView* const after = looks_ahead ? NextPage(args_, views[count - 1]) : nullptr;
     const int64_t turned = Turn(views.first(count), after, has_turn);
     count = std::min(count, turned);
     const bool announced = after != nullptr && turned > count;
@@ -129,9 +129,8 @@ int64_t AttendPackedViews(const PackedReading& reading, const AttendArgs& args,
   while (read < std::ssize(views)) {
     const PageView& view = views[read];
     const uint8_t* const words = view.packed + reading.places.k_words;
-    const PageView* const after = looks_ahead ? NextPage(args, views.back()) : nullptr;
-    const PackedRun run =
-        batch.Fill(views.subspan(read), after, scratch.packed.Holds(words, first, last - first));
+    const PackedRun run = batch.Fill(views.subspan(read), looks_ahead,
+                                     scratch.packed.Holds(words, first, last - first));
     if (run.count == 0) break;
     if (view.sinks > 0) AttendSinks(args, view, first, last, scratch, partial);
     if (!args.prepared->value_basis.empty())

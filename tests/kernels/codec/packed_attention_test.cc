@@ -364,6 +364,28 @@ TEST(PackedAttention, RoundingsAreSmallAndNothingElseChanges) {
   }
 }
 
+// A run of pages goes on where the tables of angles end, by tiles; a page read with another's angles, or not at all, would show.
+TEST(PackedAttention, PagesBeyondTheAnglesAreReadAsTiles) {
+  constexpr int64_t kLastPage = (int64_t{1} << 20) - 1;
+  for (const int64_t covered : {int64_t{0}, int64_t{1}, int64_t{8}, int64_t{9}}) {
+    for (const char* name : {"rot4", "tc4"}) {
+      for (const int group : {2, 5}) {  // rows that look a page ahead, and more of them
+        PackedCase c = name[0] == 't' ? TcCase(name, 64, 64, group) : Case(name, 64, 64, group);
+        c.length = 64 * (covered + 3);
+        c.begin = 64 * (kLastPage + 1 - covered);
+        c.first = c.length - 2, c.count = 2;
+        SCOPED_TRACE(Name(c));
+        PackedScene scene(c);
+        AttendArgs args = scene.Args(0, group);  // one position's rows: a run of pages
+        const std::vector<float> packed = Output(Attend(args), group, args.dv);
+        args.form.math = AttentionMath::kTile;
+        const std::vector<float> tiles = Output(Attend(args), group, args.dv);
+        EXPECT_LT(Deviation(packed, tiles), 0.03);
+      }
+    }
+  }
+}
+
 // Shapes that the integer form has no room for are read as tiles, in the same bits as without it.
 TEST(PackedAttention, OtherShapesAreReadAsTiles) {
   PackedCase grouped = Case("rot4", 128, 128), blocks = Case("rot4"), odd = Case("rot4", 80, 80);
