@@ -77,8 +77,7 @@ absl::Status WindowPass::Start(std::span<const int32_t> ids, int64_t least) {
   if (rows != rows_) pass_.emplace(*weights_, rows);
   rows_ = rows;
   x_.resize(StreamFloats());
-  for (int64_t r = 0; r < rows; ++r) weights_->Embed(ids[r], x_.data() + r * config_.hidden);
-  return absl::OkStatus();
+  return weights_->Embed(ids, x_.data());
 }
 
 absl::Status WindowPass::Forward(std::span<const int32_t> ids, const GradientSink& sink) {

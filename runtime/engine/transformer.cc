@@ -52,7 +52,7 @@ absl::StatusOr<std::span<const float>> Transformer::Forward(const Batch& batch, 
   const ModelConfig& c = weights_.config();
   const int64_t rows = batch.rows();
   Reserve(std::max<int64_t>(rows, 1));
-  for (int64_t r = 0; r < rows; ++r) weights_.Embed(batch.ids[r], x_.data() + r * c.hidden);
+  KVRING_RETURN_IF_ERROR(weights_.Embed(batch.ids, x_.data()));
   for (int layer = 0; layer < c.layers; ++layer) {
     KVRING_RETURN_IF_ERROR(Attention(layer, batch, kv, tap));
     FeedForward(layer, rows);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/container/fixed_array.h"
 #include "runtime/model/tensor_reader.h"
 
 namespace kvring {
@@ -13,14 +14,6 @@ constexpr char kEmbedding[] = "token_embd.weight";
 
 std::string HeadName(const ModelConfig& config) {
   return config.tied_output ? kEmbedding : "output.weight";
-}
-
-// Maps every page of the embedding now: what a process holds after loading is then what it will hold, and the first tokens do
-// not wait for the file.
-void TouchPages(std::span<const uint8_t> bytes) {
-  constexpr size_t kPage = 4096;
-  for (size_t i = 0; i < bytes.size(); i += kPage)
-    static_cast<void>(*static_cast<const volatile uint8_t*>(&bytes[i]));
 }
 
 // Reads and packs; counts what it packed.
@@ -164,14 +157,19 @@ absl::StatusOr<std::shared_ptr<const Weights>> Weights::Load(std::shared_ptr<con
   }
   KVRING_ASSIGN_OR_RETURN(weights->output_norm_, loader.Vector("output_norm.weight"));
   weights->bytes_ = loader.bytes();
-  TouchPages(weights->embedding_->data);
   return std::shared_ptr<const Weights>(std::move(weights));
 }
 
-void Weights::Embed(int32_t id, float* out) const {
+absl::Status Weights::Embed(std::span<const int32_t> ids, float* out) const {
   const GgufTensor& table = *embedding_;
-  table.format->dequantize(table.data.data() + id * table.row_bytes(),
-                           table.row() / table.format->block_elements, out);
+  absl::FixedArray<uint8_t, 8192> row(static_cast<size_t>(table.row_bytes()));  // seldom allocates
+  for (const int32_t id : ids) {
+    KVRING_RETURN_IF_ERROR(
+        file_->ReadTensor(table, id * table.row_bytes(), {row.data(), row.size()}));
+    table.format->dequantize(row.data(), table.row() / table.format->block_elements, out);
+    out += config_.hidden;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace kvring

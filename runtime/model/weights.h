@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's weights, ready to run: norms as fp32, linear layers packed for this CPU, the embedding as it lies in the file.
+// A model's weights, ready to run: norms as fp32, linear layers packed for this CPU, the embedding's rows read from the file.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,8 +43,9 @@ class Weights {
   static absl::StatusOr<std::shared_ptr<const Weights>> Load(std::shared_ptr<const GgufFile> file,
                                                              const ModelConfig& config,
                                                              const WeightsOptions& options);
-  // out: [hidden] of one token; id in [0, vocab).
-  void Embed(int32_t id, float* out) const;
+  // out: [ids][hidden]; ids in [0, vocab). Rows are read from the file, which processes of a host share in its cache: DATA_LOSS when
+  // the file has become shorter since it was opened (gguf.h).
+  absl::Status Embed(std::span<const int32_t> ids, float* out) const;
 
   const ModelConfig& config() const { return config_; }
   const LayerWeights& layer(int i) const { return layers_[i]; }

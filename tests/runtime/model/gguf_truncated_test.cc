@@ -92,6 +92,26 @@ TEST(F15_Truncated, ShrinkingDuringLoad) {
   EXPECT_THAT(message, HasSubstr(absl::StrCat("opened with ", ModelT().size())));
 }
 
+// Nor do single rows of the embedding while the model runs.
+TEST(F15_Truncated, ShrinkingAfterLoad) {
+  const TempFile temp(ModelT());
+  auto opened = GgufFile::Open(temp.path());
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const std::shared_ptr<const GgufFile> file = std::move(*opened);
+  const auto config = DeriveModelConfig(*file);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto weights = Weights::Load(file, *config, WeightsOptions());
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const std::vector<int32_t> ids = {1, 2};
+  std::vector<float> rows(ids.size() * config->hidden);
+  ASSERT_TRUE((*weights)->Embed(ids, rows.data()).ok());
+  std::filesystem::resize_file(temp.path(), 100);
+  const absl::Status status = (*weights)->Embed(ids, rows.data());
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("tensor 'token_embd.weight'"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("become 100 bytes"));
+}
+
 TEST(F15_Truncated, NoFileNoRegularFile) {
   EXPECT_THAT(std::string(GgufFile::Open("/nonexistent/m.gguf").status().message()),
               HasSubstr("/nonexistent/m.gguf"));

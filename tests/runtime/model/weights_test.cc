@@ -87,12 +87,12 @@ TEST(Weights, EmbeddingRowsComeFromTheFile) {
     const Loaded loaded = Load(TinyBytes(options));
     ASSERT_TRUE(loaded.weights.ok()) << loaded.weights.status();
     const auto all = ReadFloats(*loaded.file, {"token_embd.weight"});
-    for (const int32_t id : {0, 1, 300, 511}) {
-      std::vector<float> row(64);
-      (*loaded.weights)->Embed(id, row.data());
-      EXPECT_EQ(std::memcmp(row.data(), all->data() + id * 64, 64 * sizeof(float)), 0)
-          << type << " " << id;
-    }
+    const std::vector<int32_t> ids = {0, 1, 300, 511};
+    std::vector<float> rows(ids.size() * 64);
+    ASSERT_TRUE((*loaded.weights)->Embed(ids, rows.data()).ok());
+    for (size_t i = 0; i < ids.size(); ++i)
+      EXPECT_EQ(std::memcmp(&rows[i * 64], all->data() + ids[i] * 64, 64 * sizeof(float)), 0)
+          << type << " " << ids[i];
   }
 }
 
