@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -151,6 +152,7 @@ class Pages {
   const float* state() const { return codec_->StateFloats() > 0 ? state_.data() : nullptr; }
   const RopeTable& rope() const { return rope_; }
   const std::vector<PageView>& views() const { return views_; }
+  int64_t page_bytes() const { return page_bytes_; }
   double bytes() const { return static_cast<double>(page_bytes_) * views_.size(); }
 
  private:
@@ -203,7 +205,25 @@ class TileOnly final : public Codec {
   const Codec* codec_;
 };
 
-// Args: head size, query heads of the group, megabytes of pages, huge pages of the system or not. 32 pages a call, as pieces of a virtual shard are read.
+constexpr size_t kCall = 32;
+
+void CountPages(benchmark::State& state, const Pages& pages, double read_rate) {
+  const double keys = static_cast<double>(pages.views().size()) * 64;
+  const auto rate = [](double x) {
+    return benchmark::Counter(
+        x, benchmark::Counter::kAvgThreadsRate | benchmark::Counter::kIsIterationInvariantRate);
+  };
+  state.counters["GB/s"] = rate(pages.bytes() * 1e-9);
+  state.counters["of_read"] = rate(pages.bytes() / read_rate);
+  state.counters["Mkeys/s"] = rate(keys * 1e-6);
+  state.counters["ns/page"] =
+      benchmark::Counter(keys / 64 * 1e-9, benchmark::Counter::kAvgThreadsRate |
+                                               benchmark::Counter::kIsIterationInvariantRate |
+                                               benchmark::Counter::kInvert);
+}
+
+// Args: head size, query heads of the group, megabytes of pages, huge pages of the system or not. 32 pages a call, as pieces of a virtual shard are read, and each call knows
+// the first pages of the next one, as dist/local_attention.cc tells it.
 // kTile: as the codec reads pages in this form. tiles: decoded always. Each thread has pages of its own, all of them `MB`.
 void BenchDecode(benchmark::State& state, const char* name, AttentionMath math,
                  bool tiles = false) {
@@ -241,24 +261,49 @@ void BenchDecode(benchmark::State& state, const char* name, AttentionMath math,
   const std::span<const PageView> views = pages.views();
   for (auto _ : state) {
     MakeEmpty(partial);
-    for (size_t first = 0; first < views.size(); first += 32) {
-      args.pages = views.subspan(first, std::min<size_t>(32, views.size() - first));
+    args.was_announced = false;
+    for (size_t first = 0; first < views.size(); first += kCall) {
+      args.pages = views.subspan(first, std::min(kCall, views.size() - first));
+      for (size_t i = 0; i < 2; ++i)
+        args.announced[i] = first + kCall + i < views.size() ? &views[first + kCall + i] : nullptr;
       AttendPages(args, scratch, partial);
+      args.was_announced = args.prepared != nullptr && args.announced[0] != nullptr;
     }
     benchmark::ClobberMemory();
   }
-  const double keys = static_cast<double>(views.size()) * 64;
-  const auto rate = [](double x) {
-    return benchmark::Counter(
-        x, benchmark::Counter::kAvgThreadsRate | benchmark::Counter::kIsIterationInvariantRate);
-  };
-  state.counters["GB/s"] = rate(pages.bytes() * 1e-9);
-  state.counters["of_read"] = rate(pages.bytes() / read_rate);
-  state.counters["Mkeys/s"] = rate(keys * 1e-6);
-  state.counters["ns/page"] =
-      benchmark::Counter(keys / 64 * 1e-9, benchmark::Counter::kAvgThreadsRate |
-                                               benchmark::Counter::kIsIterationInvariantRate |
-                                               benchmark::Counter::kInvert);
+  CountPages(state, pages, read_rate);
+}
+
+// A page by plain loads; meanwhile lines of another one are asked for.
+void ReadPage(const uint8_t* page, const uint8_t* ahead, int64_t bytes, uint64_t (&sums)[8]) {
+  for (int64_t at = 0; at + 64 <= bytes; at += 64) {
+    __builtin_prefetch(ahead + at);
+    uint64_t line[8];
+    std::memcpy(line, page + at, 64);
+    for (int k = 0; k < 8; ++k) sums[k] += line[k];
+  }
+}
+
+// What this order of addresses costs by itself: the same pages by plain loads, their memory touched for a call at once and lines
+// asked for two pages ahead, as attention does. Args as above.
+void BenchPlainReads(benchmark::State& state, const char* name) {
+  const int64_t megabytes = state.range(2);
+  const double read_rate = ReadRate(megabytes);
+  const Pages pages(name, static_cast<int>(state.range(0)), 1, megabytes << 20,
+                    state.range(3) != 0);
+  const std::span<const PageView> views = pages.views();
+  uint64_t sums[8] = {};
+  for (auto _ : state) {
+    for (size_t i = 0; i < views.size(); ++i) {
+      for (size_t j = i; i % kCall == 0 && j < std::min(i + kCall, views.size()); ++j)
+        for (int64_t at = 0; at < pages.page_bytes(); at += 4096)
+          __builtin_prefetch(views[j].packed + at, 0, 2);
+      ReadPage(views[i].packed, views[std::min(i + 2, views.size() - 1)].packed, pages.page_bytes(),
+               sums);
+    }
+    benchmark::DoNotOptimize(sums);
+  }
+  CountPages(state, pages, read_rate);
 }
 
 // Exact rows of open cells: one sequence's fp16 rows of 512 tokens, keys of `name`'s domain. Args: head size, query heads.
@@ -365,6 +410,16 @@ constexpr Subject kSubjects[] = {
     {"nuq3-1%", "tile"},
     {"nuq2-1%", "tile"},
 };
+
+void PlainArgs(benchmark::internal::Benchmark* bench) {
+  bench->Unit(benchmark::kMillisecond)->ArgNames({"d", "group", "MB", "huge"});
+  for (int megabytes : {64, 256, 1024}) bench->Args({64, 1, megabytes, 1});
+}
+BENCHMARK_CAPTURE(BenchPlainReads, f16, "f16")->Apply(PlainArgs);
+BENCHMARK_CAPTURE(BenchPlainReads, rot8, "rot8")->Apply(PlainArgs);
+BENCHMARK_CAPTURE(BenchPlainReads, rot4, "rot4")->Apply(PlainArgs);
+BENCHMARK_CAPTURE(BenchPlainReads, rot3, "rot3")->Apply(PlainArgs);
+BENCHMARK_CAPTURE(BenchPlainReads, rot2, "rot2")->Apply(PlainArgs);
 
 void RegisterDecode() {
   for (const Subject& s : kSubjects) {
