@@ -127,9 +127,21 @@ def sizes(results):
     return table(("codec", "read as", *head, "times f16, one core", "all cores"), rows)
 
 
+def plain(results):
+    """The same pages by plain loads in the same order, one core, head size 64, huge pages: share and ns as above."""
+    sizes, found = ("64", "256", "1024"), {}
+    for result in results:
+        for run in result["benchmarks"]:
+            match = re.match(r"BenchPlainReads/(.+?)/d:64/group:1/MB:(\d+)/huge:1", run["name"])
+            if match and (run.get("run_type") != "aggregate" or run.get("aggregate_name") == "median"):
+                found.setdefault(match[1], {})[match[2]] = run
+    return table(("pages of", *(size + " MB" for size in sizes)),
+                 [(name, *(cell(runs.get(size)) for size in sizes)) for name, runs in found.items()])
+
+
 KINDS = {"machine": ("machine_peak", machine), "decode": ("bench_context", decode), "prefill": ("bench_context", prefill),
          "llama": ("compare_llama", llama), "kernels": ("bench_attention", kernels),
-         "sizes": ("bench_attention", sizes)}
+         "sizes": ("bench_attention", sizes), "plain": ("bench_attention", plain)}
 
 
 def refresh(path, tables):
