@@ -205,7 +205,7 @@ class TileOnly final : public Codec {
   const Codec* codec_;
 };
 
-constexpr size_t kCall = 32;
+constexpr size_t kCall = 32;  // pages
 
 void CountPages(benchmark::State& state, const Pages& pages, double read_rate) {
   const double keys = static_cast<double>(pages.views().size()) * 64;
@@ -222,8 +222,8 @@ void CountPages(benchmark::State& state, const Pages& pages, double read_rate) {
                                                benchmark::Counter::kInvert);
 }
 
-// Args: head size, query heads of the group, megabytes of pages, huge pages of the system or not. 32 pages a call, as pieces of a virtual shard are read, and each call knows
-// the first pages of the next one, as dist/local_attention.cc tells it.
+// Args: head size, query heads of the group, megabytes of pages, huge pages of the system or not. Each call has as many pages as a
+// piece of a virtual shard, and knows the first ones of the next call, as dist/local_attention.cc tells it.
 // kTile: as the codec reads pages in this form. tiles: decoded always. Each thread has pages of its own, all of them `MB`.
 void BenchDecode(benchmark::State& state, const char* name, AttentionMath math,
                  bool tiles = false) {

@@ -87,16 +87,21 @@ def llama(results):
     return table(("", "", "cache", "tokens/s", "times its best of that run", "peak MB"), rows)
 
 
+def medians(results, pattern):
+    """Groups of the pattern, and the run, of runs whose names match: medians where there are repetitions."""
+    for result in results:
+        for run in result["benchmarks"]:
+            match = re.match(pattern, run["name"])
+            if match and (run.get("run_type") != "aggregate" or run.get("aggregate_name") == "median"):
+                yield match.groups(), run
+
+
 def kernel_runs(results):
     """{(codec, form): {(d, group, MB, huge, threads): run}}, in the order of the results."""
     found = {}
-    for result in results:
-        for run in result["benchmarks"]:
-            match = re.match(r"BenchDecode/(.+?)_(tile|int8|direct)/d:(\d+)/group:(\d+)/MB:(\d+)/huge:(\d)(.*/threads:(\d+))?", run["name"])
-            if not match or run.get("run_type") == "aggregate" and run.get("aggregate_name") != "median":
-                continue
-            name, form, d, group, size, huge, _, threads = match.groups()
-            found.setdefault((name, form), {})[d, group, size, huge, int(threads or 1)] = run
+    pattern = r"BenchDecode/(.+?)_(tile|int8|direct)/d:(\d+)/group:(\d+)/MB:(\d+)/huge:(\d)(.*/threads:(\d+))?"
+    for (name, form, d, group, size, huge, _, threads), run in medians(results, pattern):
+        found.setdefault((name, form), {})[d, group, size, huge, int(threads or 1)] = run
     return found
 
 
@@ -130,11 +135,8 @@ def sizes(results):
 def plain(results):
     """The same pages by plain loads in the same order, one core, head size 64, huge pages: share and ns as above."""
     sizes, found = ("64", "256", "1024"), {}
-    for result in results:
-        for run in result["benchmarks"]:
-            match = re.match(r"BenchPlainReads/(.+?)/d:64/group:1/MB:(\d+)/huge:1", run["name"])
-            if match and (run.get("run_type") != "aggregate" or run.get("aggregate_name") == "median"):
-                found.setdefault(match[1], {})[match[2]] = run
+    for (name, size), run in medians(results, r"BenchPlainReads/(.+?)/d:64/group:1/MB:(\d+)/huge:1"):
+        found.setdefault(name, {})[size] = run
     return table(("pages of", *(size + " MB" for size in sizes)),
                  [(name, *(cell(runs.get(size)) for size in sizes)) for name, runs in found.items()])
 

@@ -2,7 +2,7 @@
 // A GGUF file (versions 2 and 3), memory-mapped, every number in its header distrusted (F11, F15). After Open succeeds,
 // every tensor lies wholly inside the file, aligned, with a known type and a size that matches its shape.
 // Immutable and thread-safe after Open; views stay valid while the GgufFile lives. A file that another process cuts short
-// in place afterwards takes the mapping with it: what is read in bulk goes through ReadTensor, which reports that.
+// in place afterwards takes the mapping with it: weights and rows of the embedding go through ReadTensor, which reports that.
 #pragma once
 
 #include <cstdint>

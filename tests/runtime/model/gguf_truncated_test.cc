@@ -76,13 +76,10 @@ TEST(F15_Truncated, PaddingAfterTheLastTensorIsNoWarning) {
 // Bulk reads do not go through the mapping, so a file that shrinks gives a message and not a signal.
 TEST(F15_Truncated, ShrinkingDuringLoad) {
   const TempFile temp(ModelT());
-  auto opened = GgufFile::Open(temp.path());
-  ASSERT_TRUE(opened.ok()) << opened.status();
-  const std::shared_ptr<const GgufFile> file = std::move(*opened);
-  const auto config = DeriveModelConfig(*file);
-  ASSERT_TRUE(config.ok()) << config.status();
+  const std::shared_ptr<const GgufFile> file = GgufFile::Open(temp.path()).value();
+  const ModelConfig config = DeriveModelConfig(*file).value();
   std::filesystem::resize_file(temp.path(), ModelT().size() / 2);
-  const auto weights = Weights::Load(file, *config, WeightsOptions());
+  const auto weights = Weights::Load(file, config, WeightsOptions());
   ASSERT_FALSE(weights.ok());
   EXPECT_EQ(weights.status().code(), absl::StatusCode::kDataLoss);
   const std::string message(weights.status().message());
@@ -95,18 +92,14 @@ TEST(F15_Truncated, ShrinkingDuringLoad) {
 // Nor do single rows of the embedding while the model runs.
 TEST(F15_Truncated, ShrinkingAfterLoad) {
   const TempFile temp(ModelT());
-  auto opened = GgufFile::Open(temp.path());
-  ASSERT_TRUE(opened.ok()) << opened.status();
-  const std::shared_ptr<const GgufFile> file = std::move(*opened);
-  const auto config = DeriveModelConfig(*file);
-  ASSERT_TRUE(config.ok()) << config.status();
-  const auto weights = Weights::Load(file, *config, WeightsOptions());
-  ASSERT_TRUE(weights.ok()) << weights.status();
+  const std::shared_ptr<const GgufFile> file = GgufFile::Open(temp.path()).value();
+  const ModelConfig config = DeriveModelConfig(*file).value();
+  const auto weights = Weights::Load(file, config, WeightsOptions()).value();
   const std::vector<int32_t> ids = {1, 2};
-  std::vector<float> rows(ids.size() * config->hidden);
-  ASSERT_TRUE((*weights)->Embed(ids, rows.data()).ok());
+  std::vector<float> rows(ids.size() * config.hidden);
+  ASSERT_TRUE(weights->Embed(ids, rows.data()).ok());
   std::filesystem::resize_file(temp.path(), 100);
-  const absl::Status status = (*weights)->Embed(ids, rows.data());
+  const absl::Status status = weights->Embed(ids, rows.data());
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()), HasSubstr("tensor 'token_embd.weight'"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("become 100 bytes"));
